@@ -1,0 +1,164 @@
+"""What a checkpoint holds, how it is read, and how it reaches the disk whole.
+
+A checkpoint is Lightning's own dictionary with one key more, ``llama_lab``: plain numbers,
+strings, lists and dicts, so that loading weights only is enough. With it a file is whole in
+itself: architecture, tokenizer, settings and step.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from llama_lab.errors import RunError, UserError
+
+if TYPE_CHECKING:
+    import torch
+
+KEY = "llama_lab"
+FORMAT = 1
+DECODER_PREFIX = "decoder."
+
+
+@dataclass(frozen=True)
+class Record:
+    """The part of a checkpoint that is llama-lab's own.
+
+    Attributes:
+        decoder: ``dataclasses.asdict`` of the resolved decoder config.
+        tokenizer: The tokenizer's state.
+        config: Every setting of the run, as the command line resolved it.
+        progress: What the run had done: sequences consumed, order digest, seconds, ….
+        weights: The decoder's tensors by logical name.
+        step: Optimiser steps taken.
+    """
+
+    path: Path
+    decoder: dict[str, Any]
+    tokenizer: dict[str, Any]
+    config: dict[str, Any]
+    progress: dict[str, Any]
+    weights: dict[str, torch.Tensor]
+    step: int
+
+
+def load_file(path: str | Path) -> dict[str, Any]:
+    """A checkpoint's dictionary on the CPU, weights-only.
+
+    Raises:
+        UserError: The file is missing, cut off, or not a checkpoint of llama-lab.
+    """
+    import pickle
+
+    import torch
+
+    try:
+        contents = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError as error:
+        raise UserError(f"--ckpt_path {path}: no such file") from error
+    except (RuntimeError, EOFError, pickle.UnpicklingError, OSError, ValueError) as error:
+        size = Path(path).stat().st_size if Path(path).is_file() else 0
+        raise UserError(
+            f"--ckpt_path {path}: not a whole checkpoint ({size:,} bytes; cut off, or another kind "
+            "of file); take another one, such as best.ckpt or last.ckpt beside it"
+        ) from error
+    if not isinstance(contents, dict) or KEY not in contents:
+        raise UserError(f"--ckpt_path {path}: not a checkpoint of llama-lab (no `{KEY}` in it)")
+    return migrate(contents, path)
+
+
+def migrate(contents: dict[str, Any], path: str | Path) -> dict[str, Any]:
+    """Bring an older file's own part to this version's fields; the one place that knows old ones.
+
+    Raises:
+        UserError: The file was written by a newer version.
+    """
+    written = contents[KEY].get("format")
+    if written != FORMAT:
+        raise UserError(
+            f"--ckpt_path {path}: checkpoint format {written}, this version reads {FORMAT}; "
+            "install the version of llama-lab that wrote it"
+        )
+    return contents
+
+
+def read_record(path: str | Path) -> Record:
+    """Read a checkpoint without Lightning.
+
+    Raises:
+        UserError: See :func:`load_file`.
+    """
+    contents = load_file(path)
+    own = contents[KEY]
+    weights = {
+        name.removeprefix(DECODER_PREFIX): tensor
+        for name, tensor in contents["state_dict"].items()
+        if name.startswith(DECODER_PREFIX)
+    }
+    return Record(
+        path=Path(path),
+        decoder=own["decoder"],
+        tokenizer=own["tokenizer"],
+        config=own["config"],
+        progress=own["progress"],
+        weights=weights,
+        step=int(contents["global_step"]),
+    )
+
+
+def own_part(
+    *,
+    decoder: Mapping[str, Any],
+    tokenizer: Mapping[str, Any],
+    config: Mapping[str, Any],
+    progress: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The value of the key ``llama_lab``."""
+    from llama_lab import __version__
+
+    return {
+        "format": FORMAT,
+        "version": __version__,
+        "decoder": dict(decoder),
+        "tokenizer": dict(tokenizer),
+        "config": dict(config),
+        "progress": dict(progress),
+    }
+
+
+def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
+    """Write a file so that its name never stands for half of it, even over a power cut.
+
+    The bytes go to a temporary file in the same folder (a rename across file systems would copy),
+    are forced to the disk, and take the name in one step.
+
+    Raises:
+        RunError: The disk is full or refuses.
+    """
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except OSError as error:
+        Path(temporary).unlink(missing_ok=True)
+        raise RunError(
+            f"cannot write {path} ({error.strerror or error}); what stood there before is untouched"
+        ) from error
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    # There is no way to read it without setting it.
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

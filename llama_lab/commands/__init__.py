@@ -1,0 +1,1 @@
+"""The commands that are no Trainer verb, one thin file each."""

@@ -1,0 +1,27 @@
+"""Standard output of the commands: UTF-8 in every locale, and a reader that may leave early."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+
+
+def write_utf8() -> None:
+    """Make standard output UTF-8 with plain line feeds, also in the C locale."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", errors="replace", newline="\n")
+
+
+def discard_stdout() -> None:
+    """Send the rest nowhere, after a BrokenPipeError: the reader (``head``, say) has left.
+
+    Otherwise Python flushes once more at its exit and complains.
+    """
+    try:
+        descriptor = sys.stdout.fileno()
+    except (OSError, ValueError):
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)

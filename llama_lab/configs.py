@@ -1,0 +1,152 @@
+"""Where a config, a run and a checkpoint are found by name."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from llama_lab.errors import UserError
+
+PACKAGE = Path(__file__).resolve().parent
+# A wheel carries the configs inside the package; a checkout keeps them at the top.
+SHIPPED = next(
+    (
+        folder
+        for folder in (PACKAGE / "shipped_configs", PACKAGE.parent / "configs")
+        if folder.is_dir()
+    ),
+    PACKAGE / "shipped_configs",
+)
+DEFAULT_RUN_NAME = "default"
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word closest to a misspelt one, or None where nothing is close."""
+    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return matches[0] if matches else None
+
+
+def find_config(name: str) -> Path:
+    """The file that a config name stands for: a path, then ``./configs``, then the shipped ones.
+
+    Args:
+        name: A path or a bare name; ``.yaml`` may be left out.
+
+    Raises:
+        UserError: Nothing is found; the message lists the names that are there.
+    """
+    for folder in (Path(), Path("configs"), SHIPPED):
+        for candidate in (folder / name, folder / f"{name}.yaml"):
+            if candidate.is_file():
+                return candidate
+    known = sorted(
+        {
+            str(file.relative_to(folder).with_suffix(""))
+            for folder in (Path("configs"), SHIPPED)
+            for file in folder.rglob("*.yaml")
+        }
+    )
+    guess = nearest(Path(name).stem, known)
+    hint = f"; did you mean {guess}?" if guess else ""
+    raise UserError(
+        f"--config {name}: no such file, neither here, nor under ./configs, nor among the "
+        f"shipped configs ({', '.join(known)}){hint}"
+    )
+
+
+def logs_folder(root: str | Path | None) -> Path:
+    """``logs/`` under the trainer's root folder (default: here)."""
+    return Path(root or ".") / "logs"
+
+
+def check_run_name(name: str) -> str:
+    """``name`` itself, where it can be a folder's name.
+
+    Raises:
+        UserError: It is empty, hidden, or holds a path separator.
+    """
+    if not re.fullmatch(r"[^\W_][\w.+=@-]*", name):
+        raise UserError(
+            f"--name {name!r} cannot name a folder: use letters, digits, '-', '_', '.', "
+            "and begin with a letter or digit"
+        )
+    return name
+
+
+def new_run_folder(logs: Path, name: str) -> Path:
+    """Make and return the first free ``logs/<name>/run_<n>``.
+
+    Raises:
+        UserError: The folder cannot be made.
+    """
+    parent = logs / name
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        taken = [int(match[1]) for p in parent.iterdir() if (match := _RUN.fullmatch(p.name))]
+        number = max(taken, default=-1) + 1
+        while True:
+            try:
+                (parent / f"run_{number}").mkdir()
+                return parent / f"run_{number}"
+            except FileExistsError:  # another process took it in this very moment
+                number += 1
+    except OSError as error:
+        raise unwritable(parent, error) from error
+
+
+def unwritable(folder: Path, error: OSError) -> UserError:
+    """What to tell the user when the log folder refuses a file."""
+    return UserError(
+        f"--trainer.default_root_dir: cannot write to {folder} ({error.strerror or error}); "
+        "make it writable or name another folder"
+    )
+
+
+_RUN = re.compile(r"run_(\d+)")
+
+
+def newest_checkpoint(logs: Path, which: str, name: str | None = None) -> Path:
+    """The ``best`` or ``last`` checkpoint of the newest run, of any name or of one.
+
+    The newest run is the one whose checkpoint was written last.
+
+    Raises:
+        UserError: There is no such run.
+    """
+    pattern = f"checkpoints/{which}.ckpt"
+    found = (
+        list((logs / name).glob(f"run_*/{pattern}")) if name else list(logs.rglob(f"*/{pattern}"))
+    )
+    if not found:
+        where = logs / name if name else logs
+        raise UserError(
+            f"--ckpt_path {which}: no run with a {which}.ckpt under {where}; train one with "
+            "`llama-lab fit`, or name a checkpoint file"
+        )
+    return max(found, key=lambda path: path.stat().st_mtime_ns)
+
+
+def find_checkpoint(spec: str, logs: Path, name: str | None = None) -> Path:
+    """The checkpoint file that ``--ckpt_path`` names: ``last``, ``best``, a file or a run folder.
+
+    Raises:
+        UserError: It is not there.
+    """
+    if spec in ("last", "best"):
+        return newest_checkpoint(logs, spec, name)
+    path = Path(spec)
+    if path.is_dir() and (path / "checkpoints").is_dir():
+        path = path / "checkpoints" / "last.ckpt"
+    if not path.is_file():
+        raise UserError(
+            f"--ckpt_path {spec}: no such file; give a checkpoint, a run folder, `last` or `best`"
+        )
+    return path
+
+
+def run_folder_of(checkpoint: Path) -> Path | None:
+    """The run folder that a checkpoint lies in, or None where it was copied elsewhere."""
+    folder = checkpoint.resolve().parent
+    return folder.parent if folder.name == "checkpoints" else None

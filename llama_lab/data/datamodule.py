@@ -1,0 +1,374 @@
+"""The LightningDataModule: from a corpus on disk to the batches of each optimiser step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from llama_lab.data.batches import (
+    TrainingWindows,
+    ValidationWindows,
+    gather_windows,
+    microbatch_sequences,
+)
+from llama_lab.data.store import StoreRequest, TokenStore, open_store, prepare_store
+from llama_lab.data.tokenizers import Tokenizer
+from llama_lab.errors import UserError
+
+TokenizerKind = Literal["char", "bpe"]
+
+# A corpus up to this many tokens is held on the training device as int32: 256 MiB.
+DEVICE_TOKENS = 1 << 26
+
+
+class Batch(NamedTuple):
+    """Sequences of one microbatch. B sequences, T time.
+
+    Attributes:
+        inputs: Token ids [B, T].
+        targets: The next token of each, IGNORE (-100) where there is none to score [B, T].
+        sequences: Global number of each sequence since step 0 [B]. They stay numpy arrays: what
+            is recorded of a batch must not cost a copy back from the device.
+        starts: First token of each sequence's window [B].
+    """
+
+    inputs: torch.Tensor
+    targets: torch.Tensor
+    sequences: np.ndarray
+    starts: np.ndarray
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which part of every optimiser step this process computes."""
+
+    batch_size: int
+    accumulation: int
+    rank: int
+    world_size: int
+
+    @property
+    def rows(self) -> int:
+        """Sequences in one microbatch of this process."""
+        return self.batch_size // (self.accumulation * self.world_size)
+
+    def sequences(self, microbatch: int) -> np.ndarray:
+        """Global numbers of the sequences in this process's ``microbatch``-th batch."""
+        return microbatch_sequences(
+            microbatch=microbatch,
+            batch_size=self.batch_size,
+            accumulation=self.accumulation,
+            rank=self.rank,
+            world_size=self.world_size,
+        )
+
+
+class MappedBatches(Dataset[Batch]):
+    """Microbatch ``k`` read from the mapped store: item ``k`` is a whole batch."""
+
+    def __init__(self, tokens: np.ndarray, windows: TrainingWindows, share: Share) -> None:
+        self.tokens, self.windows, self.share = tokens, windows, share
+
+    def __getitem__(self, microbatch: int) -> Batch:
+        sequences = self.share.sequences(microbatch)
+        starts = self.windows.starts(sequences)
+        rows = gather_windows(self.tokens, starts, self.windows.context_length + 1)
+        ids = torch.from_numpy(rows.astype(np.int64))
+        return Batch(ids[:, :-1], ids[:, 1:], sequences, starts)
+
+
+class DeviceBatches:
+    """The same batches, gathered on the device that holds the whole corpus."""
+
+    def __init__(
+        self,
+        tokens: torch.Tensor,
+        windows: TrainingWindows,
+        share: Share,
+        start: int,
+    ) -> None:
+        self.tokens, self.windows, self.share, self.start = tokens, windows, share, start
+        self.steps = torch.arange(windows.context_length + 1, device=tokens.device)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for microbatch in Endless(self.start):
+            sequences = self.share.sequences(microbatch)
+            starts = self.windows.starts(sequences)
+            first = torch.from_numpy(starts).to(self.tokens.device, non_blocking=True)
+            ids = self.tokens[first[:, None] + self.steps].long()
+            yield Batch(ids[:, :-1], ids[:, 1:], sequences, starts)
+
+
+class Endless(Sampler[int]):
+    """Microbatch numbers from ``start`` on: the step budget ends a run, never the data."""
+
+    def __init__(self, start: int) -> None:
+        self.start = start
+
+    def __iter__(self) -> Iterator[int]:
+        microbatch = self.start
+        while True:
+            yield microbatch
+            microbatch += 1
+
+
+class ValidationBatches:
+    """This process's share of the held-out windows; every process has equally many batches.
+
+    (DDP synchronises buffers on each forward, so an unequal number would hang.)
+    """
+
+    def __init__(
+        self, tokens: np.ndarray, windows: ValidationWindows, rows: int, rank: int, world_size: int
+    ) -> None:
+        self.tokens, self.windows, self.rows = tokens, windows, rows
+        self.rank, self.world_size = rank, world_size
+
+    def __len__(self) -> int:
+        return -(-self.windows.n_windows // (self.rows * self.world_size))
+
+    def __iter__(self) -> Iterator[Batch]:
+        for k in range(len(self)):
+            first = (k * self.world_size + self.rank) * self.rows
+            numbers = np.arange(first, first + self.rows, dtype=np.int64)
+            inputs, targets = self.windows.rows(self.tokens, numbers)
+            yield Batch(
+                torch.from_numpy(inputs),
+                torch.from_numpy(targets),
+                numbers,
+                numbers * self.windows.context_length,
+            )
+
+
+def keep(batch: Batch) -> Batch:
+    """The collate function of a loader whose items are batches already."""
+    return batch
+
+
+class TextDataModule(LightningDataModule):
+    """A corpus, its tokenizer, and which sequences each optimiser step consumes."""
+
+    def __init__(
+        self,
+        corpus: str = "python-reference",
+        encoding: str | None = None,
+        val_fraction: float = 0.1,
+        tokenizer: TokenizerKind = "char",
+        vocab_size: int | None = None,
+        context_length: int | None = None,
+        batch_size: int = 32,
+        num_workers: int | None = None,
+        cache_dir: str = "data/cache",
+        seed: int = 0,
+    ) -> None:
+        """
+        Args:
+            corpus: What to read: python-reference, tinyshakespeare, or the path of a text file.
+            encoding: Encoding of a text file; null means UTF-8, strictly.
+            val_fraction: Part of the text, at its end, that is held out for validation.
+            tokenizer: char (one id per character) or bpe (byte-level, trained on the training part).
+            vocab_size: Size of the bpe vocabulary; null means 1024. Refused for char.
+            context_length: Tokens per sequence; null means model.decoder.context_length.
+            batch_size: Sequences per optimiser step, over all devices and accumulation.
+            num_workers: Null holds a small corpus on the device; a number reads the mapped store with
+                that many loader processes.
+            cache_dir: Folder of the token stores.
+            seed: Draws the order of the windows.
+        """
+        super().__init__()
+        _check(batch_size >= 1, f"--data.batch_size {batch_size}: must be 1 or more")
+        _check(
+            num_workers is None or num_workers >= 0,
+            f"--data.num_workers {num_workers}: must be 0 or more, or null",
+        )
+        _check(
+            context_length is None or context_length >= 1,
+            f"--data.context_length {context_length}: must be 1 or more, or null",
+        )
+        self.corpus, self.encoding, self.val_fraction = corpus, encoding, val_fraction
+        self.tokenizer_kind, self.vocab_size = tokenizer, vocab_size
+        self.context_length, self.batch_size = context_length, batch_size
+        self.num_workers, self.cache_dir, self.seed = num_workers, Path(cache_dir), seed
+        self.tokenizer_state: Mapping[str, Any] | None = None
+        self.store: TokenStore | None = None
+        self.consumed = 0
+        self._expected_digest: str | None = None
+
+    # ---- set by whoever drives the run --------------------------------------------------------
+
+    def use_tokenizer(self, state: Mapping[str, Any]) -> None:
+        """Encode with a checkpoint's tokenizer instead of training one."""
+        self.tokenizer_state = state
+
+    def expect_store(self, digest: str) -> None:
+        """Refuse, once the store is open, tokens other than those with this digest."""
+        self._expected_digest = digest
+
+    # ---- Lightning's order: prepare_data (one process a machine), then setup ------------------
+
+    @property
+    def request(self) -> StoreRequest:
+        """What the token store is made of."""
+        return StoreRequest(
+            corpus=self.corpus,
+            tokenizer=self.tokenizer_kind,
+            vocab_size=self.vocab_size,
+            val_fraction=self.val_fraction,
+            encoding=self.encoding,
+            cache_dir=self.cache_dir,
+            data_dir=Path("data"),
+            tokenizer_state=dict(self.tokenizer_state) if self.tokenizer_state else None,
+        )
+
+    def prepare_data(self) -> None:
+        """Read the corpus, train or take the tokenizer, write the store; a second run finds it."""
+        prepare_store(self.request)
+
+    def setup(self, stage: str) -> None:
+        """Map the store and check that its parts are long enough, before anything is trained."""
+        self.store = open_store(prepare_store(self.request))
+        if self._expected_digest not in (None, self.store.digest):
+            raise UserError(
+                f"--data.corpus {self.corpus}: its tokens differ from those of the checkpoint "
+                f"(store {self.store.digest[:12]}, checkpoint {str(self._expected_digest)[:12]}): "
+                "the text changed; resume on the old text, or begin a new run from the weights "
+                "with --model.init_from"
+            )
+        parts = {"validation": self.store.validation}
+        if stage == "fit":
+            parts["train"] = self.store.train
+        for part in sorted(parts):
+            self._check_length(part, len(parts[part]))
+        if stage == "fit":
+            self._check_division()
+
+    def _check_length(self, part: str, tokens: int) -> None:
+        needed = self.context + 1
+        if tokens >= needed:
+            return
+        grow, kept = (
+            ("raise", self.val_fraction) if part == "validation" else ("lower", self.val_fraction)
+        )
+        raise UserError(
+            f"--data.corpus {self.corpus}: the {part} part has {tokens:,} tokens, but one sequence "
+            f"needs {needed:,} (--model.decoder.context_length {self.context} and the token after "
+            f"it); lower the context length, or {grow} --data.val_fraction {kept} or take a "
+            "longer text"
+        )
+
+    def _check_division(self) -> None:
+        share = self._share()
+        parts = share.world_size * share.accumulation
+        _check(
+            self.batch_size % parts == 0,
+            f"--data.batch_size {self.batch_size} cannot be divided over {share.world_size} "
+            f"device(s) x --trainer.accumulate_grad_batches {share.accumulation}; "
+            f"take a multiple of {parts}",
+        )
+
+    # ---- what others ask ---------------------------------------------------------------------
+
+    @property
+    def tokens(self) -> TokenStore:
+        """The open store."""
+        if self.store is None:
+            raise RuntimeError("TextDataModule.setup has not run")
+        return self.store
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer whose ids the store holds."""
+        return self.tokens.tokenizer
+
+    @property
+    def context(self) -> int:
+        """Tokens per sequence."""
+        if self.context_length is not None:
+            return self.context_length
+        model = getattr(self.trainer, "lightning_module", None)
+        if model is None:
+            raise UserError("--data.context_length null: no model to take it from; give a number")
+        return int(model.decoder_config.context_length)
+
+    @property
+    def training_windows(self) -> TrainingWindows:
+        """The windows of the training part."""
+        return TrainingWindows(len(self.tokens.train), self.context, self.seed)
+
+    def passes(self, sequences: int) -> float:
+        """How often the training part has been read after ``sequences`` sequences."""
+        return sequences * self.context / len(self.tokens.train)
+
+    def _share(self) -> Share:
+        trainer = self.trainer
+        assert trainer is not None
+        return Share(
+            batch_size=self.batch_size,
+            accumulation=trainer.accumulate_grad_batches,
+            rank=trainer.global_rank,
+            world_size=trainer.world_size,
+        )
+
+    # ---- batches -----------------------------------------------------------------------------
+
+    def train_dataloader(self) -> DeviceBatches | DataLoader[Batch]:
+        """Endless microbatches, from the first sequence that is not consumed yet."""
+        share, windows = self._share(), self.training_windows
+        start = self.consumed // self.batch_size * share.accumulation
+        train = self.tokens.train
+        if self.num_workers is None and len(train) <= DEVICE_TOKENS:
+            assert self.trainer is not None
+            resident = torch.from_numpy(train.astype(np.int32))
+            return DeviceBatches(
+                resident.to(self.trainer.strategy.root_device), windows, share, start
+            )
+        return DataLoader(
+            MappedBatches(train, windows, share),
+            batch_size=None,
+            sampler=Endless(start),
+            num_workers=self.num_workers or 0,
+            collate_fn=keep,
+            pin_memory=torch.cuda.is_available(),
+            persistent_workers=bool(self.num_workers),
+            # A generator of its own: a loader that drew its base seed from the global one would
+            # change what dropout draws.
+            generator=torch.Generator().manual_seed(self.seed),
+        )
+
+    def val_dataloader(self) -> ValidationBatches:
+        """The held-out part, every target once."""
+        share = self._share()
+        return ValidationBatches(
+            self.tokens.validation,
+            ValidationWindows(len(self.tokens.validation), self.context),
+            max(1, share.rows),
+            share.rank,
+            share.world_size,
+        )
+
+    def test_dataloader(self) -> ValidationBatches:
+        """The same held-out part: there is no third split."""
+        return self.val_dataloader()
+
+    # ---- resuming ----------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Sequences consumed: devices, accumulation and workers may change on resume."""
+        assert self.trainer is not None
+        return {"sequences": self.trainer.global_step * self.batch_size}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue behind the sequences that the checkpoint has consumed."""
+        self.consumed = int(state_dict["sequences"])
+
+
+def _check(condition: bool, message: str) -> None:
+    if not condition:
+        raise UserError(message)

@@ -1,0 +1,344 @@
+"""Text to ids and back: single characters, or byte-level pairs of a trained vocabulary.
+
+Every tokenizer is lossless on what it can encode: ``decode(encode(text)) == text``. Text that
+spells a special token is text: ``encode`` never gives a special id.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar, Literal, get_args
+
+import numpy as np
+import tokenizers as hugging_face
+from numpy.typing import NDArray
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from llama_lab.errors import UserError
+
+TokenizerKind = Literal["char", "bpe"]
+UInt32Array = NDArray[np.uint32]
+
+END_OF_TEXT = "<|endoftext|>"
+SMALLEST_BPE_VOCAB = 257  # one piece for each byte, and the end of text
+DEFAULT_BPE_VOCAB = 1024
+
+CODE_POINTS = 0x110000
+UNKNOWN = np.uint32(0xFFFFFFFF)
+CHARACTERS_NAMED, PLACES_NAMED = 8, 3
+
+# GPT-2's pattern never joins a word character to the blank or line end after it, and looks ahead
+# only within whitespace, so the ids of a text cut here are the ids of its pieces in a row.
+SAFE_CUT = re.compile(r"\w(?=[ \n])")
+CHUNK_CHARACTERS, CHUNKS_AT_ONCE = 1 << 14, 256
+SLICE_CHARACTERS = 1 << 20  # how much text `char` spreads out to four bytes a character at once
+
+
+class UnknownCharacters(UserError):
+    """Text holds characters that the vocabulary lacks: which, where and how many."""
+
+
+class Tokenizer(ABC):
+    """Text to ids and back.
+
+    Attributes:
+        kind: The name in :data:`TOKENIZERS`.
+        pieces: UTF-8 bytes that each id stands for, maybe a part of a character; ``b""`` for a
+            special id.
+        end_of_text: Id that ends a document, or ``None`` where there is none.
+    """
+
+    kind: ClassVar[TokenizerKind]
+    pieces: list[bytes]
+    end_of_text: int | None
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids, the special ones included."""
+        return len(self.pieces)
+
+    @abstractmethod
+    def encode(self, text: str) -> UInt32Array:
+        """Ids of ``text``, one-dimensional.
+
+        Raises:
+            UserError: ``text`` holds half of a surrogate pair, or an unknown character
+                (:class:`UnknownCharacters`).
+        """
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text that ``ids`` spell; bytes that form no character come out as U+FFFD.
+
+        Raises:
+            ValueError: An id is not in the vocabulary.
+        """
+        numbers = [int(number) for number in ids]
+        for number in numbers:
+            if not 0 <= number < self.vocab_size:
+                raise ValueError(f"id {number} is not below the vocabulary size {self.vocab_size}")
+        return b"".join(self.pieces[number] for number in numbers).decode("utf-8", errors="replace")
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """All that :func:`tokenizer_from_state` needs, in strings, integers and lists only."""
+
+    @classmethod
+    @abstractmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Tokenizer:
+        """The inverse of :meth:`state`."""
+
+    @classmethod
+    @abstractmethod
+    def settle_vocab_size(cls, vocab_size: int | None) -> int | None:
+        """The vocabulary size to train for, with this kind's default put in for ``None``.
+
+        Raises:
+            UserError: The size is impossible or would do nothing.
+        """
+
+    @classmethod
+    @abstractmethod
+    def train(cls, *, train_text: str, whole_text: str, vocab_size: int | None) -> Tokenizer:
+        """A tokenizer for a corpus; ``vocab_size`` is a settled one."""
+
+
+class CharTokenizer(Tokenizer):
+    """One id for each character, in the order of code points. There is no special id."""
+
+    kind = "char"
+    end_of_text = None
+
+    def __init__(self, characters: str) -> None:
+        refuse_surrogates(characters)
+        self.characters = characters
+        self.pieces = [character.encode("utf-8") for character in characters]
+        self._id_of_point = np.full(CODE_POINTS, UNKNOWN, dtype=np.uint32)
+        self._id_of_point[code_points(characters)] = np.arange(len(characters), dtype=np.uint32)
+
+    def encode(self, text: str) -> UInt32Array:
+        refuse_surrogates(text)
+        ids = np.empty(len(text), dtype=np.uint32)
+        for start in range(0, len(text), SLICE_CHARACTERS):
+            end = start + SLICE_CHARACTERS
+            ids[start:end] = self._id_of_point[code_points(text[start:end])]
+        unknown = np.flatnonzero(ids == UNKNOWN)
+        if unknown.size:
+            points = code_points(text)[unknown]
+            raise UnknownCharacters(_unknown_line(points, unknown, self.vocab_size))
+        return ids
+
+    def state(self) -> dict[str, Any]:
+        return {"kind": self.kind, "characters": self.characters}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> CharTokenizer:
+        return cls(state["characters"])
+
+    @classmethod
+    def settle_vocab_size(cls, vocab_size: int | None) -> None:
+        if vocab_size is not None:
+            raise UserError(
+                f"--data.vocab_size {vocab_size} would do nothing: data.tokenizer char takes every "
+                "character of the corpus; set --data.vocab_size null"
+            )
+
+    @classmethod
+    def train(cls, *, train_text: str, whole_text: str, vocab_size: int | None) -> CharTokenizer:
+        """The characters of the whole text, so that the validation part holds no unknown one."""
+        return cls("".join(sorted(set(whole_text))))
+
+
+class BpeTokenizer(Tokenizer):
+    """Byte-level byte-pair encoding, split into words as GPT-2 does.
+
+    Ids: 0 ends a text, 1 … 256 are the bytes in the order of GPT-2's printable spelling, then the
+    merged pieces in the order learnt. Any text can be encoded. Sources: Sennrich, Haddow and Birch,
+    2016 (pairs); Radford et al., 2019 (bytes and the split into words).
+
+    Args:
+        vocabulary: Spelling of each id, bytes written as GPT-2's printable characters.
+        merges: Pairs of spellings, divided by a blank, the first learnt first.
+
+    Attributes:
+        backend: The `tokenizers` object that does the work and that an export writes out.
+    """
+
+    kind = "bpe"
+    end_of_text = 0
+
+    def __init__(self, vocabulary: list[str], merges: list[str]) -> None:
+        self.vocabulary = vocabulary
+        self.merges = merges
+        pairs = [(left, right) for left, right in (merge.split(" ") for merge in merges)]
+        ids = {spelling: number for number, spelling in enumerate(vocabulary)}
+        self.backend = _byte_level(models.BPE(vocab=ids, merges=pairs))
+        self.backend.add_special_tokens([END_OF_TEXT])
+        # Text that spells the special token is text.
+        self.backend.encode_special_tokens = True
+        byte_of = _byte_of_printable()
+        self.pieces = [b"", *(bytes(byte_of[c] for c in piece) for piece in vocabulary[1:])]
+
+    def encode(self, text: str) -> UInt32Array:
+        refuse_surrogates(text)
+        ids: list[UInt32Array] = []
+        for batch in _batches(_chunks(text)):
+            encodings = self.backend.encode_batch_fast(batch, add_special_tokens=False)
+            ids.extend(np.array(encoding.ids, dtype=np.uint32) for encoding in encodings)
+        return np.concatenate(ids) if ids else np.empty(0, dtype=np.uint32)
+
+    def state(self) -> dict[str, Any]:
+        return {"kind": self.kind, "vocabulary": self.vocabulary, "merges": self.merges}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> BpeTokenizer:
+        return cls(list(state["vocabulary"]), list(state["merges"]))
+
+    @classmethod
+    def settle_vocab_size(cls, vocab_size: int | None) -> int:
+        if vocab_size is None:
+            return DEFAULT_BPE_VOCAB
+        if vocab_size < SMALLEST_BPE_VOCAB:
+            raise UserError(
+                f"--data.vocab_size {vocab_size} is below {SMALLEST_BPE_VOCAB}: data.tokenizer bpe "
+                "needs an id for each of the 256 bytes and one for the end of text; "
+                f"set --data.vocab_size {SMALLEST_BPE_VOCAB} or more"
+            )
+        return vocab_size
+
+    @classmethod
+    def train(cls, *, train_text: str, whole_text: str, vocab_size: int | None) -> BpeTokenizer:
+        """Merges learnt on the training part; fewer than asked for where it runs out of pairs."""
+        refuse_surrogates(train_text)
+        # The trainer allocates for the size asked for; a text has no more pairs than bytes.
+        reachable = SMALLEST_BPE_VOCAB + len(train_text.encode("utf-8"))
+        trainer = trainers.BpeTrainer(
+            vocab_size=min(vocab_size or DEFAULT_BPE_VOCAB, reachable),
+            special_tokens=[END_OF_TEXT],
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+            show_progress=False,
+        )
+        trained = _byte_level(models.BPE())
+        trained.train_from_iterator(_chunks(train_text), trainer)
+        learnt = json.loads(trained.to_str())["model"]
+        vocabulary = sorted(learnt["vocab"], key=learnt["vocab"].__getitem__)
+        return cls(vocabulary, [f"{left} {right}" for left, right in learnt["merges"]])
+
+
+TOKENIZERS: dict[TokenizerKind, type[Tokenizer]] = {"char": CharTokenizer, "bpe": BpeTokenizer}
+
+
+def tokenizer_from_state(state: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer whose :meth:`Tokenizer.state` is ``state``."""
+    return _class_of(state["kind"]).from_state(state)
+
+
+def settled_vocab_size(kind: str, vocab_size: int | None) -> int | None:
+    """The vocabulary size that a tokenizer of this kind is trained for, ``None`` for char.
+
+    Raises:
+        UserError: The kind is unknown, or the size is impossible or would do nothing.
+    """
+    return _class_of(kind).settle_vocab_size(vocab_size)
+
+
+def train_tokenizer(
+    kind: str, *, train_text: str, whole_text: str, vocab_size: int | None
+) -> Tokenizer:
+    """A tokenizer for a corpus.
+
+    Args:
+        kind: ``char`` (vocabulary of the whole text) or ``bpe`` (merges of the training part).
+        train_text: The training part.
+        whole_text: The whole corpus.
+        vocab_size: Ids to aim for, bpe only; ``None`` means 1,024. A text too small for them gives
+            fewer.
+
+    Raises:
+        UserError: The kind is unknown, the size is impossible or would do nothing, or the text
+            holds half of a surrogate pair.
+    """
+    settled = settled_vocab_size(kind, vocab_size)
+    return _class_of(kind).train(train_text=train_text, whole_text=whole_text, vocab_size=settled)
+
+
+def code_points(text: str) -> UInt32Array:
+    """The code point of each character of ``text``."""
+    return np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
+
+
+def refuse_surrogates(text: str) -> None:
+    """Raise :class:`UserError` where ``text`` holds half of a surrogate pair."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"character {error.start} of the text is U+{ord(text[error.start]):04X}, half of a "
+            "surrogate pair, which UTF-8 cannot hold; take it out"
+        ) from error
+
+
+def _class_of(kind: str) -> type[Tokenizer]:
+    for known, tokenizer in TOKENIZERS.items():
+        if kind == known:
+            return tokenizer
+    raise UserError(
+        f"--data.tokenizer {kind} is unknown; choose one of {', '.join(get_args(TokenizerKind))}"
+    )
+
+
+def _unknown_line(points: UInt32Array, places: NDArray[np.intp], vocab_size: int) -> str:
+    """Names the unknown characters that stand at ``places``, in the order of their first ones."""
+    values, firsts, counts = np.unique(points, return_index=True, return_counts=True)
+    order = np.argsort(firsts)
+    named: list[str] = []
+    for number in order[:CHARACTERS_NAMED]:
+        value, count = values[number], counts[number]
+        where = ", ".join(str(place) for place in places[points == value][:PLACES_NAMED])
+        more = ", …" if count > PLACES_NAMED else ""
+        named.append(f"{chr(value)!r} (U+{value:04X}) {count} time(s) at {where}{more}")
+    rest = f"; and {len(values) - len(named)} more" if len(values) > len(named) else ""
+    return (
+        f"{len(values)} distinct character(s), {places.size} in all, are not in the vocabulary of "
+        f"{vocab_size} characters: {'; '.join(named)}{rest} (places count from 0); "
+        "leave them out or train with --data.tokenizer bpe"
+    )
+
+
+def _byte_level(model: models.BPE) -> hugging_face.Tokenizer:
+    tokenizer = hugging_face.Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _byte_of_printable() -> dict[str, int]:
+    """GPT-2's spelling of bytes: printable Latin-1 as itself, the rest as U+0100 and up."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {
+        chr(0x100 + number): byte for number, byte in enumerate(others)
+    }
+
+
+def _chunks(text: str) -> Iterator[str]:
+    """``text`` in pieces that are encoded as they would be within it."""
+    start = 0
+    while start < len(text):
+        cut = SAFE_CUT.search(text, start + CHUNK_CHARACTERS)
+        end = cut.end() if cut else len(text)
+        yield text[start:end]
+        start = end
+
+
+def _batches(chunks: Iterator[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    for chunk in chunks:
+        batch.append(chunk)
+        if len(batch) == CHUNKS_AT_ONCE:
+            yield batch
+            batch = []
+    if batch:
+        yield batch

@@ -1,0 +1,17 @@
+"""The ways a command ends badly without a traceback."""
+
+
+class UserError(Exception):
+    """The user's mistake: one line naming the setting, the value and the remedy. Exit code 2."""
+
+
+class RunError(Exception):
+    """A run that failed (non-finite loss, out of memory, disk full): one line. Exit code 1."""
+
+
+class Stopped(Exception):
+    """A signal asked the run to stop, and it has: exit code 128 + the signal's number."""
+
+    def __init__(self, signum: int, message: str) -> None:
+        super().__init__(message)
+        self.signum = signum

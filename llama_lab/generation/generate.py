@@ -1,0 +1,261 @@
+"""Generation: prefill the prompt, then one id a step through the cache.
+
+Shapes: B batch, T time, D model width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from llama_lab.checkpoints import read_record
+from llama_lab.data.tokenizers import Tokenizer, tokenizer_from_state
+from llama_lab.errors import UserError
+from llama_lab.generation.sampling import SamplingConfig, choose
+from llama_lab.model.cache import DecoderCache
+from llama_lab.model.decoder import Decoder, DecoderConfig
+
+
+def generate(
+    decoder: Decoder,
+    prompt: Sequence[int],
+    *,
+    max_new_tokens: int,
+    sampling: SamplingConfig,
+    generator: torch.Generator,
+    n_ids: int,
+    stop: int | None,
+    use_cache: bool = True,
+) -> Iterator[int]:
+    """Yield the ids that continue a prompt, each as soon as it is chosen.
+
+    What the model sees is a window of at most C = ``context_length`` ids, and its first id stands
+    at position 0. The window begins as the newest C ids of the prompt and grows by each new id.
+    When it would outgrow C, its oldest C - C // 2 ids are dropped and the rest is read anew; so a
+    new id costs O(1) forwards of one id, amortised, and every id after the first C is chosen from
+    C // 2 + 1 to C predecessors. The rule does not know about the cache: with and without one the
+    model sees the same.
+
+    Args:
+        decoder: The model. Between two ids it is in the train or eval mode in which it came.
+        prompt: One id or more.
+        max_new_tokens: The most ids to yield.
+        sampling: How an id is chosen.
+        generator: The only source of randomness.
+        n_ids: Ids that the tokenizer knows; the model's spare ids from ``n_ids`` on are never
+            chosen.
+        stop: The id that ends the text (not yielded), or None.
+        use_cache: False recomputes the whole window at every step.
+
+    Raises:
+        ValueError: The prompt is empty.
+        RunError: The logits are not finite.
+    """
+    if not prompt:
+        raise ValueError("the prompt is empty: give it one id or more (see prompt_ids)")
+    context_length = decoder.config.context_length
+    device = decoder.head_weight.device
+    window = list(prompt[-context_length:])
+    cache = _new_cache(decoder, device) if use_cache else None
+    unread = window
+    for _ in range(max_new_tokens):
+        if len(window) > context_length:
+            del window[: context_length - context_length // 2]
+            unread = window
+            if cache is not None:
+                cache.reset()
+        tokens = torch.tensor([unread if use_cache else window], device=device)
+        logits = _next_logits(decoder, tokens, cache)
+        chosen = int(choose(logits[:, :n_ids], sampling, generator))
+        if chosen == stop:
+            return
+        yield chosen
+        window.append(chosen)
+        unread = [chosen]
+
+
+def _next_logits(decoder: Decoder, tokens: Tensor, cache: DecoderCache | None) -> Tensor:
+    """Logits ``[B, V]`` after the last of ``tokens`` ``[B, T]``."""
+    # Inference mode is thread-wide: around a `yield` it would leak into the caller's code.
+    # `.forward` and not a call: a compiled decoder would be compiled anew for every length.
+    with torch.inference_mode(), _evaluating(decoder):
+        return decoder.logits(decoder.forward(tokens, cache)[:, -1])
+
+
+def _new_cache(decoder: Decoder, device: torch.device) -> DecoderCache:
+    with torch.inference_mode():
+        return DecoderCache(
+            decoder.config, batch_size=1, device=device, dtype=decoder.head_weight.dtype
+        )
+
+
+@contextmanager
+def _evaluating(decoder: Decoder) -> Iterator[None]:
+    was_training = decoder.training
+    if was_training:
+        decoder.eval()
+    try:
+        yield
+    finally:
+        if was_training:
+            decoder.train()
+
+
+def prompt_ids(tokenizer: Tokenizer, prompt: str | None) -> tuple[list[int], str]:
+    """The ids to condition on, and the text to print before the continuation.
+
+    With no prompt, or an empty one, the text begins after an id that is not printed: the end of a
+    text where the tokenizer has such an id, else a line break, else id 0.
+
+    Raises:
+        UserError: The prompt has characters that the tokenizer does not know.
+    """
+    if not prompt:
+        return [_start_id(tokenizer)], ""
+    try:
+        return [int(i) for i in tokenizer.encode(prompt)], prompt
+    except UserError as error:  # UnknownCharacters, or half of a surrogate pair
+        raise UserError(f"--prompt: {error}") from error
+
+
+def _start_id(tokenizer: Tokenizer) -> int:
+    if tokenizer.end_of_text is not None:
+        return tokenizer.end_of_text
+    return tokenizer.pieces.index(b"\n") if b"\n" in tokenizer.pieces else 0
+
+
+class TextStream:
+    """Ids to text while they come: a character split over ids appears once it is complete.
+
+    The pushed and the finishing texts together equal ``tokenizer.decode`` of all ids.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._pieces = tokenizer.pieces
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, id: int) -> str:
+        """The characters that ``id`` completes, maybe none."""
+        return self._utf8.decode(self._pieces[id])
+
+    def finish(self) -> str:
+        """U+FFFD for the bytes of a character that never became whole, else nothing."""
+        return self._utf8.decode(b"", final=True)
+
+
+def stream_text(
+    decoder: Decoder,
+    tokenizer: Tokenizer,
+    *,
+    prompt: str | None,
+    max_new_tokens: int,
+    sampling: SamplingConfig,
+    seed: int,
+) -> Iterator[str]:
+    """Yield the prompt's text, then one string, maybe empty, for each new id, then what is left.
+
+    The end of a text ends it, where the tokenizer has such an id. Draws come from a CPU generator
+    of its own, seeded with ``seed``; no global random state is touched.
+
+    Raises:
+        UserError: See :func:`prompt_ids`.
+    """
+    ids, text = prompt_ids(tokenizer, prompt)
+    yield text
+    stream = TextStream(tokenizer)
+    for chosen in generate(
+        decoder,
+        ids,
+        max_new_tokens=max_new_tokens,
+        sampling=sampling,
+        generator=torch.Generator().manual_seed(seed),
+        n_ids=tokenizer.vocab_size,
+        stop=tokenizer.end_of_text,
+    ):
+        yield stream.push(chosen)
+    yield stream.finish()
+
+
+def sample_text(
+    decoder: Decoder,
+    tokenizer: Tokenizer,
+    *,
+    prompt: str | None,
+    max_new_tokens: int,
+    sampling: SamplingConfig,
+    seed: int,
+) -> str:
+    """The prompt and its continuation as one string; see :func:`stream_text`."""
+    return "".join(
+        stream_text(
+            decoder,
+            tokenizer,
+            prompt=prompt,
+            max_new_tokens=max_new_tokens,
+            sampling=sampling,
+            seed=seed,
+        )
+    )
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A checkpoint, ready to generate.
+
+    Attributes:
+        decoder: In eval mode, float32, on the device that was asked for.
+        tokenizer: The one it was trained with.
+        step: Optimiser steps taken.
+    """
+
+    decoder: Decoder
+    tokenizer: Tokenizer
+    step: int
+
+
+def load_model(path: str | Path, device: str | torch.device = "cpu") -> LoadedModel:
+    """Rebuild a model from its checkpoint alone.
+
+    Raises:
+        UserError: The file is no checkpoint, or its tensors are not the ones that its architecture
+            asks for.
+        SettingError: Its architecture is refused.
+    """
+    record = read_record(path)
+    config = DecoderConfig.from_dict(record.decoder)
+    tokenizer = tokenizer_from_state(record.tokenizer)
+    if config.vocab_size is not None and config.vocab_size < tokenizer.vocab_size:
+        raise UserError(
+            f"--ckpt_path {path}: its tokenizer has {tokenizer.vocab_size} ids, its decoder only "
+            f"{config.vocab_size} (vocab_size); the file was put together from two models"
+        )
+    with torch.device("meta"):  # no weights are drawn that the file's would only replace
+        decoder = Decoder(config)
+    _check_weights(decoder.state_dict(), record.weights, path)
+    decoder.to_empty(device=device)
+    decoder.load_state_dict(record.weights, strict=True)
+    return LoadedModel(decoder.eval(), tokenizer, record.step)
+
+
+def _check_weights(
+    wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], path: str | Path
+) -> None:
+    faults = [f"{name} is missing" for name in wanted if name not in found]
+    faults += [f"{name} is not in the architecture" for name in found if name not in wanted]
+    faults += [
+        f"{name} has shape {list(found[name].shape)} instead of {list(tensor.shape)}"
+        for name, tensor in wanted.items()
+        if name in found and found[name].shape != tensor.shape
+    ]
+    if faults:
+        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        raise UserError(
+            f"--ckpt_path {path}: weights and architecture differ: {faults[0]}{more}; "
+            "the file was edited or put together from two models, take another checkpoint"
+        )

@@ -1,0 +1,1 @@
+"""The network: a decoder-only Transformer whose every part can be exchanged."""

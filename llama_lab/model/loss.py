@@ -1,0 +1,98 @@
+"""Next-token cross-entropy that need not hold all logits.
+
+N targets (or B texts of T), D model width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+IGNORE = -100
+"""The target that is not scored."""
+
+LOGITS_BUDGET = 2**27
+"""Logits that may exist at once, in elements: 512 MiB in float32."""
+
+
+def next_token_loss(
+    hidden: Tensor,
+    head_weight: Tensor,
+    targets: Tensor,
+    *,
+    reduction: Literal["mean", "sum"],
+) -> Tensor:
+    """-log softmax(hidden · head_weightᵀ)[target], over the targets that are not ``IGNORE``.
+
+    Where the logits exceed :data:`LOGITS_BUDGET`, they are made, scored and turned into gradients
+    chunk by chunk, in a single pass: nothing is computed twice.
+
+    Args:
+        hidden: ``[N, D]`` or ``[B, T, D]``.
+        head_weight: ``[V, D]``.
+        targets: int64, ``[N]`` or ``[B, T]``.
+        reduction: ``sum``, or ``mean`` over the scored targets (nan where there is none).
+
+    Returns:
+        A float32 scalar, in nats.
+    """
+    rows, flat_targets = hidden.flatten(0, -2), targets.flatten()
+    if rows.size(0) * head_weight.size(0) <= LOGITS_BUDGET:
+        logits = F.linear(rows, head_weight).float()
+        return F.cross_entropy(logits, flat_targets, ignore_index=IGNORE, reduction=reduction)
+    n_rows = max(1, LOGITS_BUDGET // head_weight.size(0))
+    needs_gradient = torch.is_grad_enabled() and (rows.requires_grad or head_weight.requires_grad)
+    total = ChunkedLoss.apply(rows, head_weight, flat_targets, n_rows, needs_gradient)
+    return total / (flat_targets != IGNORE).sum() if reduction == "mean" else total
+
+
+class ChunkedLoss(torch.autograd.Function):
+    """The summed loss of ``n_rows`` hidden states at a time.
+
+    The gradient of a sum of losses is known as soon as a chunk's logits are (softmax minus the
+    target's one), so the forward takes it along and no logits wait for the backward.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        head_weight: Tensor,
+        targets: Tensor,
+        n_rows: int,
+        needs_gradient: bool,
+    ) -> Tensor:
+        total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        hidden_grad = torch.empty_like(hidden) if needs_gradient else None
+        # Float32: bfloat16 sums over many chunks would lose the small ones.
+        weight_grad = torch.zeros_like(head_weight, dtype=torch.float32) if needs_gradient else None
+        for start in range(0, hidden.size(0), n_rows):
+            part = slice(start, start + n_rows)
+            logits = F.linear(hidden[part], head_weight)
+            log_probs = logits.float().log_softmax(dim=-1)
+            total += F.nll_loss(log_probs, targets[part], ignore_index=IGNORE, reduction="sum")
+            if hidden_grad is not None and weight_grad is not None:
+                logits_grad = gradient_at(log_probs, targets[part]).to(logits.dtype)
+                hidden_grad[part] = logits_grad @ head_weight
+                weight_grad += logits_grad.t() @ hidden[part]
+        if hidden_grad is not None and weight_grad is not None:
+            ctx.save_for_backward(hidden_grad, weight_grad.to(head_weight.dtype))
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        hidden_grad, weight_grad = ctx.saved_tensors
+        return grad * hidden_grad, grad * weight_grad, None, None, None
+
+
+def gradient_at(log_probs: Tensor, targets: Tensor) -> Tensor:
+    """Gradient of the summed loss for the logits ``[N, V]``; consumes ``log_probs``."""
+    scored = targets != IGNORE
+    gradient = log_probs.exp_()
+    gradient.scatter_add_(1, targets.clamp_min(0)[:, None], -scored.to(gradient.dtype)[:, None])
+    return gradient.mul_(scored[:, None])

@@ -1,0 +1,83 @@
+"""The argument parser: jsonargparse, with every error as one readable line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NoReturn
+
+from jsonargparse import ArgumentParser, set_parsing_settings
+
+from llama_lab.configs import nearest
+from llama_lab.errors import UserError
+
+# Without it the docstring under a config's field does not reach `--help`.
+set_parsing_settings(docstring_parse_attribute_docstrings=True)
+
+_TYPE_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "text",
+    "NoneType": "null",
+}
+
+
+class Parser(ArgumentParser):
+    """An ArgumentParser whose errors are :class:`UserError`, one line each."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        raise UserError(readable(message, self._option_string_actions)) from ex
+
+
+def readable(message: str, flags: Iterable[str]) -> str:
+    """A parser's message as one line: the setting, the value that arrived, what it takes.
+
+    Args:
+        message: What jsonargparse or argparse says, maybe over several lines.
+        flags: Every flag of the parser, for the nearest one to a misspelt one.
+    """
+    if found := re.search(r"unrecognized arguments: (\S+)", message):
+        return _unknown(found[1], flags)
+    if found := re.search(r"Group '([\w.]+)' does not accept option '([\w.]+)'", message):
+        return _unknown(f"--{found[1]}.{found[2]}", flags)
+    if found := re.search(r"argument (\S+): expected one argument", message):
+        return (
+            f"{found[1]}: its value is missing; write {found[1]} VALUE, "
+            f"or {found[1]}=VALUE where the value begins with a dash"
+        )
+    if found := re.search(r"arguments are required: (.+)", message):
+        return f"{found[1]} is missing; --help shows the call"
+    if found := re.search(r"Unable to load config ['\"](.*?)['\"]", message):
+        flag = re.search(r'Parser key "([\w.]+)"', message)
+        setting = f"--{flag[1]} " if flag else ""
+        return f"{setting}{found[1]}: neither a file nor a mapping of settings"
+    if found := re.match(r'(?s)Parser key "([\w.]+)":(.*?)(?:Got|Given) value: (.*)', message):
+        flag_name, explanation, value = found.groups()
+        value = {"None": "null", "True": "true", "False": "false"}.get(value.strip(), value.strip())
+        return f"--{flag_name} {_one_line(value)}: must be {_expected(explanation)}"
+    return _one_line(message)
+
+
+def _unknown(argument: str, flags: Iterable[str]) -> str:
+    flag = argument.split("=", 1)[0]
+    if not flag.startswith("-"):
+        return f"{argument}: one argument too many; --help shows the call"
+    guess = nearest(flag, flags)
+    return f"{flag}: no such setting; " + (f"did you mean {guess}?" if guess else "see --help")
+
+
+def _expected(explanation: str) -> str:
+    """``int``, ``Literal`` and their unions in words, in the order in which they are declared."""
+    # A union is listed whole first and then error by error; the list is enough.
+    types = re.search(r"Subtypes: (.*)", explanation)
+    text = types[1] if types else explanation
+    words: list[str] = []
+    for literal, name in re.findall(r"Literal\[([^\]]*)\]|<class '(\w+)'>", text):
+        words += re.findall(r"'([^']*)'", literal)
+        words += [_TYPE_WORDS.get(name, name)] if name else []
+    return " or ".join(words) if words else _one_line(explanation)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

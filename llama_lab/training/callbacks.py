@@ -1,0 +1,145 @@
+"""What happens around the training steps: seeds, metrics and sample texts."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from llama_lab.data.datamodule import Batch, TextDataModule
+from llama_lab.generation.generate import sample_text
+from llama_lab.generation.sampling import SamplingConfig
+from llama_lab.training.checkpointing import check_finite, finished_step
+from llama_lab.training.module import LanguageModel
+from llama_lab.training.records import RunEvents
+
+SAMPLE_TOKENS = 200
+
+
+def data_of(trainer: Trainer) -> TextDataModule:
+    """The run's data module."""
+    data = trainer.datamodule  # type: ignore[attr-defined]
+    assert isinstance(data, TextDataModule)
+    return data
+
+
+class StepSeeds(Callback):
+    """Seeds torch before each microbatch from (seed, first sequence, rank).
+
+    So dropout is a pure function of the place in the run: a resumed run draws the same masks, and
+    no two processes share them.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int
+    ) -> None:
+        """Seed for this microbatch."""
+        key = f"dropout:{self.seed}:{int(batch.sequences[0])}:{trainer.global_rank}"
+        digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
+        torch.manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
+class StepMetrics(Callback):
+    """Counts every step and, once per log interval, reads and logs the metrics.
+
+    Between two reads nothing waits for the device. A loss that is not finite stops the run: at
+    once on the CPU, at the next read elsewhere.
+    """
+
+    def __init__(self) -> None:
+        self.mark = time.monotonic()
+        self.steps = 0
+        self.latest: dict[str, float] = {}
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the clock."""
+        self.mark, self.steps = time.monotonic(), 0
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Training speed does not count validation."""
+        self.paused = time.monotonic()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Go on counting."""
+        self.mark += time.monotonic() - self.paused
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Batch, batch_idx: int
+    ) -> None:
+        """Count the microbatch; at the end of a logged step, log."""
+        assert isinstance(pl_module, LanguageModel)
+        pl_module.run.order.update(batch.sequences, batch.starts)
+        if not finished_step(trainer, batch_idx):
+            return
+        step, data = trainer.global_step, data_of(trainer)
+        pl_module.run.sequences = step * data.batch_size
+        self.steps += 1
+        if trainer.world_size == 1 and pl_module.device.type == "cpu":
+            if pl_module.meter.first_bad_step() is not None:
+                check_finite(trainer, pl_module)
+        if step % trainer.log_every_n_steps == 0 or step == trainer.max_steps:
+            self.report(trainer, pl_module, step, data)
+
+    def report(
+        self, trainer: Trainer, module: LanguageModel, step: int, data: TextDataModule
+    ) -> None:
+        """Read the device once and send the interval's metrics to the loggers."""
+        mean, bad = module.meter.read_synced()
+        if bad or not math.isfinite(mean):
+            check_finite(trainer, module)
+        now = time.monotonic()
+        tokens = self.steps * data.batch_size * data.context
+        self.latest = {
+            "train_loss": mean,
+            "lr": module.learning_rate,
+            "grad_norm": float(module.grad_norm) if module.grad_norm is not None else math.nan,
+            "tokens_per_second": tokens / max(now - self.mark, 1e-9),
+        }
+        self.mark, self.steps = now, 0
+        module.meter.reset()
+        for logger in trainer.loggers:
+            logger.log_metrics(self.latest, step=step)
+
+
+class ValidationRecord(Callback):
+    """Adds to each validation how often the corpus was read, and a text that the model writes."""
+
+    def __init__(self, sampling: SamplingConfig | None = None) -> None:
+        self.sampling = sampling or SamplingConfig()
+        self.text = ""
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log passes and a sample; keep the losses for the closing remark on overfitting."""
+        if trainer.state.fn != "fit" or trainer.sanity_checking:
+            return
+        assert isinstance(pl_module, LanguageModel)
+        assert pl_module.tokenizer is not None
+        step, run = trainer.global_step, pl_module.run
+        passes = data_of(trainer).passes(run.sequences)
+        train = next((c.latest for c in trainer.callbacks if isinstance(c, StepMetrics)), {})  # type: ignore[attr-defined]
+        run.validations.append(
+            (step, train.get("train_loss", math.nan), pl_module.validation["val_loss"])
+        )
+        if not trainer.is_global_zero:
+            return
+        self.text = sample_text(
+            pl_module.network,
+            pl_module.tokenizer,
+            prompt="",
+            max_new_tokens=SAMPLE_TOKENS,
+            sampling=self.sampling,
+            seed=pl_module.seed,
+        )
+        for logger in trainer.loggers:
+            logger.log_metrics({"passes": passes}, step=step)
+            if isinstance(logger, RunEvents):
+                # TensorBoard renders Markdown: an indented block keeps the text as it is.
+                block = "\n".join(f"    {line}" for line in self.text.split("\n"))
+                logger.experiment.add_text("sample", block, global_step=step)

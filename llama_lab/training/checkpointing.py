@@ -1,0 +1,160 @@
+"""When a run is written to disk, and how the file gets there whole."""
+
+from __future__ import annotations
+
+import math
+import signal
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.plugins import CheckpointIO
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+
+from llama_lab.checkpoints import load_file, write_atomically
+from llama_lab.errors import RunError, Stopped
+from llama_lab.training.module import LanguageModel
+from llama_lab.training.stopping import StopSignals
+
+
+class AtomicCheckpointIO(CheckpointIO):
+    """Files that are whole or absent.
+
+    (Lightning writes to the system's temporary folder and moves: a kill during a move across file
+    systems leaves half a file, Lightning-AI/pytorch-lightning #19970.)
+    """
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
+    ) -> None:
+        """Write beside the target, force to disk, rename."""
+        write_atomically(Path(path), lambda file: torch.save(checkpoint, file))
+
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Read with weights only, on the CPU."""
+        return load_file(path)
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        """Delete the file."""
+        Path(path).unlink(missing_ok=True)
+
+
+def finished_step(trainer: Trainer, batch_idx: int) -> bool:
+    """Whether the microbatch that just ended completed an optimiser step."""
+    return (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+
+
+def validation_due(trainer: Trainer, step: int) -> bool:
+    """Whether Lightning validates after optimiser step ``step``, or the run ends with it."""
+    interval = int(trainer.val_check_batch) // trainer.accumulate_grad_batches
+    return step % interval == 0 or step == trainer.max_steps or trainer.should_stop
+
+
+class RunCheckpoints(Checkpoint):
+    """``last.ckpt`` every so many steps and at the end, ``best.ckpt`` by validation loss.
+
+    A file of step ``k`` is written after the validation that is due at ``k``: Lightning skips a
+    validation that falls on the very step of the checkpoint it resumes from. Every check that the
+    run is sound comes before the file: what is on disk is always a good place to go back to.
+    """
+
+    def __init__(self, every: int, signals: StopSignals) -> None:
+        self.every, self.signals = every, signals
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """See to it that the run ends with a validation, however the budget divides."""
+        self._end_with_validation(trainer)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Write ``last.ckpt`` where it is due, or the run was told to stop; a validation first."""
+        if not finished_step(trainer, batch_idx):
+            return
+        self._end_with_validation(trainer)
+        step = trainer.global_step
+        if validation_due(trainer, step):
+            return
+        signum = self.signals.asked(trainer, step)
+        if signum or step % self.every == 0:
+            self.save(trainer, pl_module, "last")
+        if signum:
+            raise stopped(signum, pl_module, step)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write ``best.ckpt`` if the loss is the lowest yet, then ``last.ckpt`` where due."""
+        if trainer.state.fn != "fit" or trainer.sanity_checking:
+            return
+        assert isinstance(pl_module, LanguageModel)
+        step, run, loss = trainer.global_step, pl_module.run, pl_module.validation["val_loss"]
+        if not math.isfinite(loss):
+            raise diverged(pl_module, step, "validation loss", loss)
+        if loss < run.best_loss:
+            run.best_loss, run.best_step = loss, step
+            self.save(trainer, pl_module, "best")
+        ends = trainer.should_stop
+        signum = 0 if ends else self.signals.asked(trainer, None)
+        if ends or signum or step % self.every == 0:
+            self.save(trainer, pl_module, "last")
+        if signum:
+            raise stopped(signum, pl_module, step)
+
+    def save(self, trainer: Trainer, pl_module: LightningModule, name: str) -> None:
+        """Write a checkpoint, once the run is found sound and its records are on disk."""
+        assert isinstance(pl_module, LanguageModel)
+        check_finite(trainer, pl_module)
+        for logger in trainer.loggers:
+            logger.save()
+        folder = pl_module.run.folder
+        assert folder is not None
+        trainer.save_checkpoint(folder / "checkpoints" / f"{name}.ckpt")
+
+    @staticmethod
+    def _end_with_validation(trainer: Trainer) -> None:
+        # Asking to stop makes Lightning validate after this very step. The budget ends it anyway.
+        if trainer.global_step >= trainer.max_steps > 0:
+            trainer.should_stop = True
+
+
+def stopped(signum: int, module: LightningModule, step: int) -> Stopped:
+    """How a run ends that a signal asked to stop."""
+    assert isinstance(module, LanguageModel)
+    name, folder = signal.Signals(signum).name, module.run.folder
+    return Stopped(
+        signum,
+        f"stopped by {name} at step {step:,}; everything is saved; go on with "
+        f"`llama-lab fit --ckpt_path {folder}/checkpoints/last.ckpt`",
+    )
+
+
+def check_finite(trainer: Trainer, module: LanguageModel) -> None:
+    """Stop a run whose loss or weights are not finite; every process must ask at the same time.
+
+    Raises:
+        RunError: It names the step and the last good checkpoint.
+    """
+    step = module.meter.first_bad_step()
+    if step is not None:
+        raise diverged(module, step, "training loss")
+    norms = torch._foreach_norm([p.detach() for p in module.network.parameters()], torch.inf)
+    if not bool(torch.isfinite(torch.stack(norms)).all()):
+        raise diverged(module, trainer.global_step, "a weight")
+
+
+def diverged(module: LanguageModel, step: int, what: str, value: float = math.nan) -> RunError:
+    """The message for a run that left the finite numbers."""
+    folder = module.run.folder
+    last = None if folder is None else folder / "checkpoints" / "last.ckpt"
+    good = (
+        f"the last good checkpoint is {last}"
+        if last is not None and last.is_file()
+        else "no checkpoint was written before it"
+    )
+    shown = "infinite" if math.isinf(value) else "not finite"
+    return RunError(
+        f"{what} became {shown} at step {step}; {good}; lower --model.optimizer.lr, lengthen "
+        "--model.schedule.warmup_steps, or set --trainer.gradient_clip_val 1.0"
+    )

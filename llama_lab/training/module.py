@@ -1,0 +1,287 @@
+"""The LightningModule: a decoder, its loss, its optimiser, and what is validated how."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torchmetrics import Metric
+
+from llama_lab import checkpoints
+from llama_lab.data.batches import IGNORE
+from llama_lab.data.datamodule import Batch, TextDataModule
+from llama_lab.data.tokenizers import Tokenizer, tokenizer_from_state
+from llama_lab.errors import UserError
+from llama_lab.model.decoder import Decoder, DecoderConfig
+from llama_lab.model.initialise import initialise
+from llama_lab.model.loss import next_token_loss
+from llama_lab.training.optimizers import (
+    OptimizerConfig,
+    ScheduleConfig,
+    build_optimizer,
+    lr_factor,
+)
+from llama_lab.training.state import LossMeter, RunState, hash_parts
+
+
+class TokenLoss(Metric):
+    """Loss over a whole text: sums, divided once, whatever the batch size or the processes."""
+
+    full_state_update = False
+    loss: torch.Tensor
+    targets: torch.Tensor
+    bytes: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("loss", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("targets", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
+        self.add_state("bytes", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, loss: torch.Tensor, targets: torch.Tensor, n_bytes: torch.Tensor) -> None:
+        """Add a batch: summed loss in nats, number of targets, UTF-8 bytes of the targets."""
+        self.loss += loss.to(self.loss)
+        self.targets += targets.to(self.targets)
+        self.bytes += n_bytes.to(self.bytes)
+
+    def compute(self) -> dict[str, float]:
+        """loss (nats per token), perplexity, bits_per_byte, targets."""
+        total, targets, n_bytes = self.loss.item(), self.targets.item(), self.bytes.item()
+        loss = total / targets if targets else math.nan
+        return {
+            "loss": loss,
+            "perplexity": math.exp(loss) if loss < 700 else math.inf,
+            "bits_per_byte": total / math.log(2) / n_bytes if n_bytes else math.nan,
+            "targets": targets,
+        }
+
+
+class LanguageModel(LightningModule):
+    """A decoder-only language model that is trained on next-token prediction."""
+
+    def __init__(
+        self,
+        decoder: DecoderConfig = DecoderConfig(),  # noqa: B008 (frozen)
+        optimizer: OptimizerConfig = OptimizerConfig(),  # noqa: B008
+        schedule: ScheduleConfig = ScheduleConfig(),  # noqa: B008
+        init_from: str | None = None,
+        seed: int = 0,
+    ) -> None:
+        """
+        Args:
+            decoder: The network.
+            optimizer: How gradients become weights.
+            schedule: The learning rate over the run.
+            init_from: Checkpoint whose weights a new run starts from, with a fresh optimiser and
+                schedule; null draws them.
+            seed: Draws the initial weights and the dropout masks.
+        """
+        super().__init__()
+        # Checkpoints hold plain dicts: dataclass objects fail torch's weights-only loading.
+        self.decoder_config = _rebuild(DecoderConfig.from_dict, decoder)
+        self.optimizer_config = _rebuild(lambda d: OptimizerConfig(**d), optimizer)
+        self.schedule_config = _rebuild(lambda d: ScheduleConfig(**d), schedule)
+        self.init_from, self.seed = init_from, seed
+        self.decoder: Decoder | None = None
+        self.tokenizer: Tokenizer | None = None
+        self.token_loss = TokenLoss()
+        self.run = RunState()
+        self.meter = LossMeter()
+        self.config: dict[str, Any] = {}
+        self.validation: dict[str, float] = {}
+        self.grad_norm: torch.Tensor | None = None
+        self.learning_rate = 0.0
+
+    # ---- construction ------------------------------------------------------------------------
+
+    def configure_model(self) -> None:
+        """Build the decoder once the data module knows the vocabulary; draw or load its weights."""
+        if self.decoder is not None:
+            return
+        if self._datamodule is not None:
+            self.tokenizer = self._datamodule.tokenizer
+            self.decoder_config = self._with_vocabulary(self.tokenizer.vocab_size)
+            self.run.store_digest = self._datamodule.tokens.digest
+        self.decoder = Decoder(self.decoder_config)
+        initialise(self.decoder, self.seed)
+        if self.init_from is not None:
+            self.load_weights(self.init_from)
+        self.run.initial_weights = hash_parts(self.decoder)
+
+    def _with_vocabulary(self, known: int) -> DecoderConfig:
+        size = self.decoder_config.vocab_size
+        if size is not None and size < known:
+            raise UserError(
+                f"--model.decoder.vocab_size {size} is smaller than the tokenizer's {known}; "
+                "set --model.decoder.vocab_size null"
+            )
+        return dataclasses.replace(self.decoder_config, vocab_size=size or known)
+
+    def load_weights(self, path: str) -> None:
+        """Take a checkpoint's weights; every tensor must be there and fit.
+
+        Raises:
+            UserError: The checkpoint's decoder differs in a tensor's name or shape.
+        """
+        assert self.decoder is not None
+        weights = checkpoints.read_record(path).weights
+        own = self.decoder.state_dict()
+        for name in sorted(own.keys() | weights.keys()):
+            here, there = (list(d[name].shape) if name in d else None for d in (own, weights))
+            if here != there:
+                raise UserError(
+                    f"--model.init_from {path}: tensor {name} is {there or 'missing'} there and "
+                    f"{here or 'missing'} in this model; give the checkpoint's own settings"
+                )
+        self.decoder.load_state_dict(weights)
+
+    @property
+    def _datamodule(self) -> TextDataModule | None:
+        trainer = getattr(self, "_trainer", None)
+        return getattr(trainer, "datamodule", None)
+
+    @property
+    def network(self) -> Decoder:
+        """The decoder, built."""
+        if self.decoder is None:
+            raise RuntimeError("LanguageModel.configure_model has not run")
+        return self.decoder
+
+    # ---- training ----------------------------------------------------------------------------
+
+    def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
+        """Mean next-token loss of one microbatch, nats per token."""
+        hidden = self.network(batch.inputs)
+        loss = next_token_loss(
+            hidden, self.network.head_weight, batch.targets, reduction="mean"
+        )
+        self.meter.add(loss, self.trainer.global_step + 1)
+        return loss
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        """The optimiser, and a schedule that counts optimiser steps."""
+        optimizer = build_optimizer(self.network, self.optimizer_config)
+        factor = lr_factor(self.schedule_config, self.trainer.max_steps)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step", "frequency": 1},
+        }
+
+    def on_train_start(self) -> None:
+        """Restate the learning rate: a resumed run may have another budget."""
+        for schedule in self.trainer.lr_scheduler_configs:
+            scheduler = schedule.scheduler
+            rates = zip(
+                scheduler.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas,
+                strict=True,
+            )
+            for group, peak, factor in rates:
+                group["lr"] = peak * factor(scheduler.last_epoch)
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: int | float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip as the trainer says, and keep the norm before clipping and the rate in force."""
+        self.learning_rate = optimizer.param_groups[0]["lr"]
+        parameters = [p for p in self.parameters() if p.grad is not None]
+        if gradient_clip_val and gradient_clip_algorithm in (None, "norm"):
+            self.grad_norm = torch.nn.utils.clip_grad_norm_(parameters, gradient_clip_val)
+            return
+        every = self.trainer.log_every_n_steps
+        if every and (self.trainer.global_step + 1) % every == 0:
+            self.grad_norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])
+        if gradient_clip_val:
+            torch.nn.utils.clip_grad_value_(parameters, gradient_clip_val)
+
+    # ---- validation --------------------------------------------------------------------------
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Add a batch's summed loss to the text's."""
+        loss = next_token_loss(
+            self.network(batch.inputs), self.network.head_weight, batch.targets, reduction="sum"
+        )
+        scored = batch.targets[batch.targets != IGNORE]
+        n_bytes = self._piece_bytes(scored.device)[scored].sum()
+        self.token_loss.update(loss, torch.tensor(scored.numel()), n_bytes)
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        """The same for ``test``."""
+        self.validation_step(batch, batch_idx)
+
+    def _piece_bytes(self, device: torch.device) -> torch.Tensor:
+        """UTF-8 bytes of each id [V], on ``device``."""
+        assert self.tokenizer is not None
+        if getattr(self, "_lengths", None) is None or self._lengths.device != device:
+            lengths = [len(piece) for piece in self.tokenizer.pieces]
+            self._lengths = torch.tensor(lengths, dtype=torch.int64, device=device)
+        return self._lengths
+
+    def on_validation_epoch_end(self) -> None:
+        """Reduce over processes and log."""
+        self._finish("val")
+
+    def on_test_epoch_end(self) -> None:
+        """Reduce over processes and log."""
+        self._finish("test")
+
+    def _finish(self, prefix: str) -> None:
+        values = {f"{prefix}_{name}": v for name, v in self.token_loss.compute().items()}
+        self.token_loss.reset()
+        self.validation = values
+        # For callbacks that watch a metric, such as EarlyStopping; the loggers get all digits.
+        self.log_dict(
+            {k: torch.tensor(v, dtype=torch.float32) for k, v in values.items()}, logger=False
+        )
+        if not self.trainer.sanity_checking:
+            for logger in self.trainer.loggers:
+                logger.log_metrics(values, step=self.trainer.global_step)
+
+    # ---- checkpoints -------------------------------------------------------------------------
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Make the file whole in itself."""
+        assert self.tokenizer is not None
+        checkpoint[checkpoints.KEY] = checkpoints.own_part(
+            decoder=dataclasses.asdict(self.decoder_config),
+            tokenizer=self.tokenizer.state(),
+            config=self.config,
+            progress={**self.run.state(), "meter": self.meter.state()},
+        )
+        checkpoint["hyper_parameters"] = {
+            "decoder": dataclasses.asdict(self.decoder_config),
+            "optimizer": dataclasses.asdict(self.optimizer_config),
+            "schedule": dataclasses.asdict(self.schedule_config),
+            "seed": self.seed,
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take up the run's counters; restate Lightning's, which count microbatches."""
+        own = checkpoint[checkpoints.KEY]
+        self.tokenizer = tokenizer_from_state(own["tokenizer"])
+        if getattr(self, "_trainer", None) is None or not self.trainer.training:
+            return
+        self.run.load(own["progress"])
+        self.meter.restore(own["progress"]["meter"])
+        microbatches = checkpoint["global_step"] * self.trainer.accumulate_grad_batches
+        progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+        for counts in (progress["total"], progress["current"]):
+            # `completed` is one behind where the file was written at a batch's end.
+            behind = counts["ready"] - counts["completed"]
+            counts.update(
+                ready=microbatches,
+                started=microbatches,
+                processed=microbatches,
+                completed=microbatches - behind,
+            )
+
+
+def _rebuild(build: Any, value: Any) -> Any:
+    return build(value) if isinstance(value, Mapping) else value

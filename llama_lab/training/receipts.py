@@ -1,0 +1,108 @@
+"""``receipt.json``: what a run proves about the work it did."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import platform
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from llama_lab.checkpoints import write_atomically
+from llama_lab.errors import Stopped
+from llama_lab.model.accounting import count_parameters
+from llama_lab.training.callbacks import data_of
+from llama_lab.training.module import LanguageModel
+
+PACKAGES = ("llama-lab", "torch", "lightning", "tokenizers", "numpy")
+
+
+class Receipt(Callback):
+    """Writes the receipt when training starts, after each validation, and at the end."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config = config
+        self.contents: dict[str, Any] = {}
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The part that is known before the first step."""
+        self._write(trainer, pl_module, "running")
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """What was consumed so far."""
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            self._write(trainer, pl_module, "running")
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The finished run."""
+        self._write(trainer, pl_module, "finished")
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """How it ended; without a collective, for other processes may be gone."""
+        if self.contents and trainer.is_global_zero:
+            stopped = isinstance(exception, Stopped | KeyboardInterrupt)
+            self.contents["state"] = "stopped" if stopped else "failed"
+            assert isinstance(pl_module, LanguageModel)
+            self._save(pl_module)
+
+    def _write(self, trainer: Trainer, module: LightningModule, state: str) -> None:
+        assert isinstance(module, LanguageModel)
+        order = module.run.total_order()  # a collective: every process takes part
+        if not trainer.is_global_zero:
+            return
+        run, data = module.run, data_of(trainer)
+        best = None if math.isinf(run.best_loss) else run.best_loss
+        self.contents = {
+            "format": 1,
+            "state": state,
+            "steps": trainer.global_step,
+            "sequences": run.sequences,
+            "tokens": run.sequences * data.context,
+            "passes": data.passes(run.sequences),
+            "wall_seconds": round(run.seconds, 3),
+            "best": {"val_loss": best, "step": run.best_step},
+            "last": dict(module.validation),
+            "store": {"sha256": run.store_digest, **dataclasses.asdict(data.tokens.info)},
+            "order": f"{order.value:032x}",
+            "initial_weights": run.initial_weights,
+            "parameters": dataclasses.asdict(count_parameters(module.decoder_config)),
+            "decoder": dataclasses.asdict(module.decoder_config),
+            "config": self.config,
+            "device": describe_device(trainer),
+            "versions": {"python": platform.python_version(), **_versions()},
+        }
+        self._save(module)
+
+    def _save(self, module: LanguageModel) -> None:
+        if module.run.folder is not None:
+            text = json.dumps(self.contents, indent=2, ensure_ascii=False) + "\n"
+            path = module.run.folder / "receipt.json"
+            write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def describe_device(trainer: Trainer) -> dict[str, Any]:
+    """What the run computes on."""
+    device = trainer.strategy.root_device
+    name = (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else platform.processor() or platform.machine()
+    )
+    return {
+        "kind": device.type,
+        "name": name,
+        "processes": trainer.world_size,
+        "threads": torch.get_num_threads(),
+        "precision": str(trainer.precision),
+        "system": platform.platform(),
+    }
+
+
+def _versions() -> dict[str, str]:
+    return {name.replace("-", "_"): version(name) for name in PACKAGES}

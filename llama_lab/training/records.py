@@ -1,0 +1,189 @@
+"""What stays of a run on disk: its folder, its settings, its metrics, and nothing twice."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.utilities import rank_zero_only
+
+from llama_lab.checkpoints import write_atomically
+from llama_lab.configs import new_run_folder, unwritable
+from llama_lab.training.module import LanguageModel
+
+COLUMNS = (
+    "step",
+    "train_loss",
+    "lr",
+    "grad_norm",
+    "tokens_per_second",
+    "val_loss",
+    "val_perplexity",
+    "val_bits_per_byte",
+    "val_targets",
+    "passes",
+)
+
+
+class MetricsCsv(Logger):
+    """``metrics.csv``: one row a step that logged anything, all digits, appended.
+
+    (Lightning's CSVLogger deletes the file of a folder that is used a second time.)
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.path = folder / "metrics.csv"
+        self.row: dict[str, Any] = {}
+
+    @property
+    def name(self) -> str:
+        """Unused: the folder is the name."""
+        return ""
+
+    @property
+    def version(self) -> str:
+        """Unused: the folder is the version."""
+        return ""
+
+    @rank_zero_only
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """The settings are in config.yaml."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Add to the row of ``step``; a new step writes the one before."""
+        if self.row and self.row["step"] != step:
+            self.save()
+        self.row.setdefault("step", step)
+        self.row.update(metrics)
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Append the row at hand."""
+        if not self.row:
+            return
+        columns = self._columns()
+        if new := [key for key in self.row if key not in columns]:
+            columns += new
+            rows = read_rows(self.path)
+            self._write(columns, rows)
+        elif not self.path.is_file():
+            self._write(columns, [])
+        with self.path.open("a", newline="", encoding="utf-8") as file:
+            csv.DictWriter(file, columns, lineterminator="\n").writerow(self.row)
+        self.row = {}
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """Leave nothing behind."""
+        self.save()
+
+    @rank_zero_only
+    def cut(self, step: int) -> None:
+        """Drop what was logged after ``step``: a resumed run writes it again."""
+        if self.path.is_file():
+            kept = [row for row in read_rows(self.path) if int(row["step"]) <= step]
+            self._write(self._columns(), kept)
+
+    def _columns(self) -> list[str]:
+        if not self.path.is_file():
+            return list(COLUMNS)
+        with self.path.open(newline="", encoding="utf-8") as file:
+            return next(csv.reader(file), list(COLUMNS))
+
+    def _write(self, columns: list[str], rows: list[dict[str, str]]) -> None:
+        text = io.StringIO()
+        writer = csv.DictWriter(text, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        write_atomically(self.path, lambda file: file.write(text.getvalue().encode()))
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """The whole rows of a metrics file; a row that a kill cut off is none."""
+    if not path.is_file():
+        return []
+    text = path.read_text(encoding="utf-8")
+    whole = text[: text.rfind("\n") + 1]
+    return list(csv.DictReader(io.StringIO(whole)))
+
+
+class RunEvents(TensorBoardLogger):
+    """TensorBoard events in the run's own folder, and no other file beside them."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(save_dir=folder, name="", version="", default_hp_metric=False)
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Flush; the settings are in config.yaml."""
+        self.experiment.flush()
+
+    @rank_zero_only
+    def cut(self, step: int) -> None:
+        """Drop the events after ``step`` from every file of the folder, each atomically."""
+        from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        for path in sorted(Path(self.log_dir).glob("events.out.tfevents.*")):
+            kept = []
+            with contextlib.suppress(Exception):  # the last record of a killed run may be torn
+                for raw in RawEventFileLoader(str(path)).Load():
+                    event = Event.FromString(raw)
+                    if event.step <= step:
+                        kept.append(raw)
+            if len(kept) <= 1:  # nothing but the file's version
+                path.unlink()
+                continue
+            data = io.BytesIO()
+            writer = RecordWriter(data)
+            for raw in kept:
+                writer.write(raw)
+            write_atomically(path, lambda file, data=data: file.write(data.getvalue()))
+
+
+class RunFolder(Callback):
+    """Gives a run its folder, once nothing stands in the way of training.
+
+    Every check of settings and data comes before: a refused run leaves no folder.
+    """
+
+    def __init__(
+        self, logs: Path, name: str, config: dict[str, Any], folder: Path | None = None
+    ) -> None:
+        self.logs, self.name, self.config, self.resumed = logs, name, config, folder
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Make the folder, or take up the one of the resumed run, and open its records."""
+        assert isinstance(pl_module, LanguageModel)
+        folder = self.resumed
+        if folder is None and trainer.is_global_zero:
+            folder = new_run_folder(self.logs, self.name)
+        folder = Path(trainer.strategy.broadcast(folder))
+        pl_module.run.folder = folder
+        if trainer.is_global_zero:
+            try:
+                (folder / "checkpoints").mkdir(exist_ok=True)
+                text = yaml.safe_dump(self.config, sort_keys=False, allow_unicode=True)
+                write_atomically(folder / "config.yaml", lambda file: file.write(text.encode()))
+            except OSError as error:
+                raise unwritable(folder, error) from error
+        trainer.loggers = [MetricsCsv(folder), RunEvents(folder), *trainer.loggers]
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Drop from the records what a killed run logged after its last checkpoint."""
+        if self.resumed is None:
+            return
+        for logger in trainer.loggers:
+            if isinstance(logger, MetricsCsv | RunEvents):
+                logger.cut(trainer.global_step)

@@ -1,0 +1,160 @@
+"""What a run has done so far: it travels in checkpoints and ends in the receipt."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from llama_lab.data.batches import OrderDigest
+from llama_lab.model.accounting import part_of
+
+
+@dataclass
+class RunState:
+    """Counters of one run, over all its resumes.
+
+    Attributes:
+        folder: ``logs/<name>/<run>``; None until the run has one.
+        sequences: Sequences consumed by finished optimiser steps, over all devices.
+        order: Digest of (sequence, window) pairs that this process consumed since it started.
+        order_before: The same, of all processes, up to the checkpoint this one resumed from.
+        seconds_before: Wall time up to that checkpoint.
+        best_loss: Lowest validation loss, nats per token.
+        initial_weights: SHA-256 of each part's weights before the first step.
+        validations: (step, train loss, validation loss) of each validation, in order.
+    """
+
+    folder: Path | None = None
+    sequences: int = 0
+    order: OrderDigest = field(default_factory=OrderDigest)
+    order_before: OrderDigest = field(default_factory=OrderDigest)
+    seconds_before: float = 0.0
+    started: float = field(default_factory=time.monotonic)
+    best_loss: float = math.inf
+    best_step: int = 0
+    initial_weights: dict[str, str] = field(default_factory=dict)
+    store_digest: str = ""
+    validations: list[tuple[int, float, float]] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the run, over all its resumes."""
+        return self.seconds_before + time.monotonic() - self.started
+
+    def total_order(self) -> OrderDigest:
+        """The order digest over all processes; every process must ask at the same time."""
+        lanes: list[Any] = [self.order.lanes]
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            lanes = [None] * torch.distributed.get_world_size()
+            torch.distributed.all_gather_object(lanes, self.order.lanes)
+        total = OrderDigest(*self.order_before.lanes)
+        for pair in lanes:
+            total.merge(OrderDigest(*pair))
+        return total
+
+    def state(self) -> dict[str, Any]:
+        """Plain values for a checkpoint; every process must ask at the same time."""
+        return {
+            "sequences": self.sequences,
+            "order": list(self.total_order().lanes),
+            "seconds": self.seconds,
+            "best_loss": self.best_loss,
+            "best_step": self.best_step,
+            "initial_weights": dict(self.initial_weights),
+            "store_digest": self.store_digest,
+            "validations": [list(row) for row in self.validations],
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continue from a checkpoint's :meth:`state`."""
+        self.sequences = state["sequences"]
+        self.order = OrderDigest()
+        self.order_before = OrderDigest(*state["order"])
+        self.seconds_before = state["seconds"]
+        self.started = time.monotonic()
+        self.best_loss, self.best_step = state["best_loss"], state["best_step"]
+        self.initial_weights = dict(state["initial_weights"])
+        self.store_digest = state["store_digest"]
+        self.validations = [(int(s), float(a), float(b)) for s, a, b in state["validations"]]
+
+
+def hash_parts(module: nn.Module) -> dict[str, str]:
+    """SHA-256 over the logical tensors of each part: name, shape and float32 bytes, by name."""
+    hashes: dict[str, Any] = {}
+    for name, tensor in sorted(module.named_parameters()):
+        digest = hashes.setdefault(part_of(name), hashlib.sha256())
+        digest.update(f"{name} {list(tensor.shape)} ".encode())
+        digest.update(tensor.detach().cpu().float().contiguous().numpy().tobytes())
+    return {part: digest.hexdigest() for part, digest in hashes.items()}
+
+
+class LossMeter:
+    """Training loss between two reads, kept on the device: no step waits for it.
+
+    Remembers the first step whose loss was not finite.
+    """
+
+    def __init__(self) -> None:
+        self.total: torch.Tensor | None = None
+        self.count = 0
+        self.bad_step: torch.Tensor | None = None
+        self._restored = 0.0
+
+    def add(self, loss: torch.Tensor, step: int) -> None:
+        """Count one microbatch's mean loss, of the optimiser step ``step`` (1 for the first)."""
+        if self.total is None or self.bad_step is None:
+            # Metal has no float64.
+            kind = torch.float32 if loss.device.type == "mps" else torch.float64
+            self.total = torch.tensor(self._restored, dtype=kind, device=loss.device)
+            self.bad_step = torch.full((), -1, dtype=torch.int64, device=loss.device)
+        loss = loss.detach()
+        self.total += loss
+        self.count += 1
+        self.bad_step = torch.where(
+            (self.bad_step < 0) & ~torch.isfinite(loss), step, self.bad_step
+        )
+
+    def first_bad_step(self) -> int | None:
+        """The first step with a non-finite loss; synchronises."""
+        step = -1 if self.bad_step is None else int(self.bad_step.item())
+        return None if step < 0 else step
+
+    def read_synced(self) -> tuple[float, bool]:
+        """Mean loss over the interval and all processes, and whether one was not finite.
+
+        Every process must ask at the same time; synchronises.
+        """
+        total, count = self.state()
+        mean = total / count if count else math.nan
+        return mean, not math.isfinite(total)
+
+    def state(self) -> list[float]:
+        """Sum, averaged over processes, and number of the losses since the last read.
+
+        Every process must ask at the same time; synchronises.
+        """
+        if self.total is None:
+            return [self._restored, float(self.count)]
+        total = self.total.clone()
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.all_reduce(total)
+            total /= torch.distributed.get_world_size()
+        return [float(total.item()), float(self.count)]
+
+    def restore(self, state: Sequence[float]) -> None:
+        """Continue an interval from a checkpoint's :meth:`state`."""
+        self._restored, self.count = state[0], int(state[1])
+
+    def reset(self) -> None:
+        """Begin the next interval."""
+        if self.total is not None:
+            self.total.zero_()
+        self.count = 0

@@ -1,0 +1,262 @@
+"""``fit``, ``validate`` and ``test``: Lightning's command line, with this project's rules."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+from lightning.pytorch import Trainer
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+
+from llama_lab.checkpoints import Record, read_record
+from llama_lab.commands.parsing import readable
+from llama_lab.configs import (
+    DEFAULT_RUN_NAME,
+    check_run_name,
+    find_checkpoint,
+    logs_folder,
+    new_run_folder,
+    run_folder_of,
+    unwritable,
+)
+from llama_lab.data.datamodule import TextDataModule
+from llama_lab.errors import UserError
+from llama_lab.training import rules
+from llama_lab.training.arguments import arrange, first_config_stem, without_print_config
+from llama_lab.training.callbacks import StepMetrics, StepSeeds, ValidationRecord
+from llama_lab.training.checkpointing import AtomicCheckpointIO, RunCheckpoints
+from llama_lab.training.module import LanguageModel
+from llama_lab.training.progress import RunProgress, closing
+from llama_lab.training.receipts import Receipt
+from llama_lab.training.records import RunFolder
+from llama_lab.training.stopping import StopSignals
+
+DESCRIPTIONS = {
+    "fit": "Train a decoder on a text, or go on with a run from its checkpoint.",
+    "validate": "Score the held-out part of a text with a checkpoint.",
+    "test": "Score the held-out part of a text, as validate does, under the name test.",
+}
+
+
+class VerbParser(LightningArgumentParser):
+    """Lightning's parser, whose errors are one line each."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Raise :class:`UserError`."""
+        raise UserError(readable(message, self._option_string_actions)) from ex
+
+
+class LabCLI(LightningCLI):
+    """One verb's command line: parse, settle what a checkpoint decides, and run.
+
+    Attributes:
+        record: The checkpoint that the command starts from, if any.
+        settings: Every setting as it was resolved: plain values, fit to be parsed again.
+    """
+
+    def __init__(self, verb: str, args: list[str]) -> None:
+        self.verb = verb
+        self.record: Record | None = None
+        super().__init__(
+            LanguageModel,
+            TextDataModule,
+            save_config_callback=None,
+            seed_everything_default=0,
+            trainer_defaults=rules.TRAINER_DEFAULTS,
+            parser_kwargs={"prog": f"llama-lab {verb}", "description": DESCRIPTIONS[verb]},
+            parser_class=VerbParser,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+            args=args,
+            run=False,
+        )
+
+    # ---- parsing -----------------------------------------------------------------------------
+
+    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Trainer, model and data; their seed is ``--seed_everything``."""
+        parser.add_class_arguments(Trainer, "trainer", instantiate=False, fail_untyped=False)
+        parser.set_defaults({f"trainer.{k}": v for k, v in self.trainer_defaults.items()})
+        for owner, key in ((LanguageModel, "model"), (TextDataModule, "data")):
+            parser.add_class_arguments(
+                owner, key, skip={"seed"}, fail_untyped=False, sub_configs=True
+            )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """The run's name and its checkpoints."""
+        parser.add_argument(
+            "--name",
+            type=str | None,
+            default=None,
+            help="Folder of the run under logs/; null means the first config's name.",
+        )
+        start = (
+            "Checkpoint to go on from: a file, a run folder, or `last` (newest run of that name)."
+            if self.verb == "fit"
+            else "Checkpoint to score: a file, a run folder, `best` or `last`; null means `best` of "
+            "the newest run."
+        )
+        parser.add_argument("--ckpt_path", type=str | None, default=None, help=start)
+        if self.verb == "fit":
+            parser.add_argument(
+                "--checkpoint_every",
+                type=int | None,
+                default=None,
+                help="Optimiser steps between writes of last.ckpt; null means the validation "
+                "interval.",
+            )
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse twice: what was said explicitly, then that on top of what the checkpoint says."""
+        ordered = arrange(parser, args)
+        said = parser.parse_args(without_print_config(ordered), defaults=False)
+        explicit = rules.flatten(said.as_dict())
+        name = explicit.get("name") or first_config_stem(ordered)
+        base: dict[str, Any] = {"name": check_run_name(name or DEFAULT_RUN_NAME)}
+        path = self._checkpoint(explicit, name)
+        if path is not None:
+            self.record = read_record(path)
+            rules.refuse_contradictions(self.verb, self.record, explicit)
+            base = self.record.config
+        elif start := explicit.get("model.init_from"):
+            self.record = read_record(start)
+            rules.refuse_contradictions("init_from", self.record, explicit)
+            base |= rules.settings_of_weights(self.record)
+        self.resumes = path is not None
+        self.ckpt_path = path
+        self.config = parser.parse_args([f"--config={yaml.safe_dump(base)}", *ordered])
+        dumped = parser.dump(self.config, skip_none=False, format="yaml")
+        self.settings = rules.saved_settings(yaml.safe_load(dumped))
+
+    def _checkpoint(self, explicit: dict[str, Any], name: str | None) -> Path | None:
+        spec = explicit.get("ckpt_path")
+        if spec is None and self.verb == "fit":
+            return None
+        logs = logs_folder(explicit.get("trainer.default_root_dir"))
+        return find_checkpoint(spec or "best", logs, name)
+
+    def before_instantiate_classes(self) -> None:
+        """Refuse what Lightning would take and this project's promises do not."""
+        rules.check_run(self.verb, self.config, self.record if self.resumes else None)
+
+    # ---- construction ------------------------------------------------------------------------
+
+    def instantiate_classes(self) -> None:
+        """Build model, data and trainer, and hand over what the checkpoint decides."""
+        self.config_init = self.parser.instantiate_classes(self.config)
+        self.model, self.datamodule = self.config_init["model"], self.config_init["data"]
+        seed = int(self.config["seed_everything"])
+        self.model.seed = self.datamodule.seed = seed
+        self.model.config = self.settings
+        if self.record is not None:
+            self.datamodule.use_tokenizer(self.record.tokenizer)
+        if self.resumes and self.record is not None:
+            # Its weights are in the checkpoint; the file that they once came from may be gone.
+            self.model.init_from = None
+            if self.verb == "fit":
+                self.datamodule.expect_store(self.record.progress["store_digest"])
+        self.trainer = self.instantiate_trainer()
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """The trainer, with the callbacks of a run and intervals in optimiser steps."""
+        trainer = self.config_init["trainer"]
+        own = self.run_callbacks() if self.verb == "fit" else []
+        callbacks = trainer["callbacks"] or []
+        plugins = trainer["plugins"] or []
+        return super().instantiate_trainer(
+            callbacks=[*(callbacks if isinstance(callbacks, list) else [callbacks]), *own],
+            plugins=[*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()],
+            # Lightning counts microbatches here.
+            val_check_interval=trainer["val_check_interval"] * trainer["accumulate_grad_batches"],
+            logger=False if trainer["logger"] in (None, True) else trainer["logger"],
+            enable_progress_bar=False,  # RunProgress takes its place
+            **kwargs,
+        )
+
+    def run_callbacks(self) -> list[Any]:
+        """What surrounds the training steps, in the order in which it acts."""
+        config = self.config
+        folder = run_folder_of(self.ckpt_path) if self.ckpt_path else None
+        logs = logs_folder(config["trainer.default_root_dir"])
+        self.metrics, self.samples = StepMetrics(), ValidationRecord()
+        signals = StopSignals()
+        every = config["checkpoint_every"] or config["trainer.val_check_interval"]
+        return [
+            RunFolder(logs, config["name"], self.settings, folder),
+            StepSeeds(int(config["seed_everything"])),
+            self.metrics,
+            self.samples,
+            RunProgress(self.metrics, bar=config["trainer.enable_progress_bar"] is not False),
+            Receipt(self.settings),
+            signals,
+            RunCheckpoints(every, signals),
+        ]
+
+    # ---- the verbs ---------------------------------------------------------------------------
+
+    def fit(self) -> None:
+        """Train; afterwards say how it went."""
+        self._check_logs_writable()
+        self.trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=self.ckpt_path)
+        if self.trainer.is_global_zero:
+            print("\n".join(closing(self.trainer, self.model, self.samples)), flush=True)
+
+    def evaluate(self) -> None:
+        """Score the held-out part and print each number on a line of its own."""
+        run = self.trainer.validate if self.verb == "validate" else self.trainer.test
+        if self.trainer.is_global_zero:
+            print(f"checkpoint {self.ckpt_path}", file=sys.stderr)
+        run(self.model, datamodule=self.datamodule, ckpt_path=self.ckpt_path, verbose=False)
+        if self.trainer.is_global_zero:
+            for name, value in self.model.validation.items():
+                print(f"{name} {value!r}", flush=True)
+
+    def _check_logs_writable(self) -> None:
+        """Find out before the corpus is read, and leave nothing behind."""
+        folder = logs_folder(self.config["trainer.default_root_dir"]) / self.config["name"]
+        if self.resumes and self.ckpt_path is not None:
+            folder = run_folder_of(self.ckpt_path) or folder
+        there = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+            reason = "not a folder" if not there.is_dir() else "no permission to write"
+            raise unwritable(there, OSError(reason))
+
+
+def main(verb: str, args: list[str]) -> int:
+    """Run one verb with its arguments.
+
+    Returns:
+        0; every other ending is an exception.
+    """
+    quiet()
+    cli = LabCLI(verb, args)
+    if verb == "fit":
+        cli.fit()
+    else:
+        cli.evaluate()
+    return 0
+
+
+def quiet() -> None:
+    """Keep Lightning's remarks that say nothing about this run off the terminal."""
+    for name in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    for pattern in (
+        r".*does not have many workers.*",
+        r".*IterableDataset. has .__len__. defined.*",
+        r".*recommended to use .self\.log.*sync_dist=True.*",
+        r".*Checkpoint directory .* exists and is not empty.*",
+        r".*srun. command is available.*",
+        r".*lr_scheduler\.step\(\). before .optimizer\.step\(\).*",
+        r".*tensorboardX. has been removed.*",
+        r".*treespec, LeafSpec.*",
+    ):
+        warnings.filterwarnings("ignore", message=pattern)
+
+
+__all__ = ["LabCLI", "main", "new_run_folder"]

@@ -1,0 +1,88 @@
+"""Parameter counts, worked out by hand."""
+
+import pytest
+
+from llama_lab.model.accounting import count_parameters
+from llama_lab.model.decoder import Decoder, DecoderConfig
+from llama_lab.model.settings import SettingError
+
+TWO_THOUSAND_SEVENTEEN = {
+    "norm": {"kind": "layernorm", "placement": "post"},
+    "position": {"kind": "learned"},
+    "feed_forward": {"kind": "gelu"},
+}
+BASE = {
+    "dim": 512,
+    "n_layers": 6,
+    "vocab_size": 37000,
+    "tie_embeddings": True,
+    "norm": {"kind": "layernorm", "placement": "post"},
+    "position": {"kind": "sinusoidal"},
+    "attention": {"n_heads": 8, "qkv_bias": True, "output_bias": True},
+    "feed_forward": {"kind": "relu", "bias": True, "hidden_dim": 2048},
+}
+
+
+def wide(n_kv_heads: int) -> dict:
+    return {
+        "vocab_size": 32000,
+        "dim": 512,
+        "attention": {"n_heads": 8, "n_kv_heads": n_kv_heads},
+        "feed_forward": {"hidden_dim": 1365},
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "total"),
+    [
+        ({"vocab_size": 1719, **TWO_THOUSAND_SEVENTEEN}, 1_244_928),
+        ({"vocab_size": 1719, "attention": {"n_kv_heads": 2}}, 1_178_496),
+        (wide(2), 43_780_608),
+        (wide(8), 45_353_472),
+        (BASE, 37_858_304),
+    ],
+)
+def test_totals_are_exact(settings: dict, total: int) -> None:
+    count = count_parameters(DecoderConfig.from_dict(settings))
+    assert count.total == total
+    assert sum(count.by_part.values()) == total
+
+
+def test_parts_are_told_apart() -> None:
+    settings = {"vocab_size": 1719, **TWO_THOUSAND_SEVENTEEN, "norm": {"kind": "layernorm"}}
+    assert count_parameters(DecoderConfig.from_dict(settings)).by_part == {
+        "embedding": 1719 * 128,
+        "position": 128 * 128,
+        "attention": 4 * 4 * 128 * 128,
+        "feed_forward": 4 * 2 * 128 * 512,
+        "norm": (2 * 4 + 1) * 2 * 128,
+        "head": 1719 * 128,
+    }
+
+
+def test_a_tied_head_counts_once() -> None:
+    config = DecoderConfig(vocab_size=1719, tie_embeddings=True)
+    count = count_parameters(config)
+    assert count.by_part["embedding"] == 1719 * 128
+    assert count.by_part["head"] == 0
+    assert count.total == sum(parameter.numel() for parameter in Decoder(config).parameters())
+
+
+def test_a_large_model_is_counted_without_being_allocated() -> None:
+    # LLaMA-7B as published: 6.74 billion, 26 GB in float32.
+    config = DecoderConfig.from_dict(
+        {
+            "dim": 4096,
+            "n_layers": 32,
+            "vocab_size": 32000,
+            "context_length": 2048,
+            "attention": {"n_heads": 32},
+            "feed_forward": {"multiple_of": 256},
+        }
+    )
+    assert count_parameters(config).total == 6_738_415_616
+
+
+def test_without_a_vocabulary_there_is_nothing_to_count() -> None:
+    with pytest.raises(SettingError, match="vocab_size"):
+        count_parameters(DecoderConfig())

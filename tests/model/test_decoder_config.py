@@ -1,0 +1,231 @@
+"""Settings: what is refused and how, what is documented, and what survives a checkpoint."""
+
+import io
+from contextlib import redirect_stdout
+from dataclasses import asdict, fields, is_dataclass
+from typing import Any, get_args, get_type_hints
+
+import jsonargparse
+import pytest
+
+from llama_lab.model.attention import AttentionConfig
+from llama_lab.model.block import BLOCKS
+from llama_lab.model.decoder import Decoder, DecoderConfig
+from llama_lab.model.feed_forward import FEED_FORWARDS, FeedForwardConfig, FeedForwardKind
+from llama_lab.model.initialise import INITS, InitConfig, InitKind
+from llama_lab.model.norms import NORMS, NormConfig, NormKind, NormPlacement
+from llama_lab.model.positions import (
+    POSITIONS,
+    ROPE_PAIRINGS,
+    PositionConfig,
+    PositionKind,
+    RopePairing,
+)
+from llama_lab.model.settings import SettingError
+
+
+@pytest.mark.parametrize(
+    ("kinds", "table"),
+    [
+        (NormKind, NORMS),
+        (NormPlacement, BLOCKS),
+        (PositionKind, POSITIONS),
+        (RopePairing, ROPE_PAIRINGS),
+        (FeedForwardKind, FEED_FORWARDS),
+        (InitKind, INITS),
+    ],
+)
+def test_every_word_of_a_switch_has_its_entry(kinds: Any, table: dict[str, Any]) -> None:
+    assert get_args(kinds) == tuple(table)
+
+
+# What arrives, the flag that the error names, and words that its reason and remedy hold.
+REFUSED = [
+    ({"dim": 0}, "dim 0", "at least 1"),
+    ({"dim": -8}, "dim -8", "at least 1"),
+    ({"dim": 128.0}, "dim 128.0", "whole number"),
+    ({"dim": True}, "dim true", "whole number"),
+    ({"n_layers": 0}, "n_layers 0", "at least 1"),
+    ({"context_length": 0}, "context_length 0", "at least 1"),
+    ({"vocab_size": 0}, "vocab_size 0", "at least 1"),
+    ({"dropout": 1.0}, "dropout 1.0", "not including, 1"),
+    ({"dropout": -0.1}, "dropout -0.1", "from 0"),
+    ({"dropout": float("nan")}, "dropout nan", "from 0"),
+    ({"tie_embeddings": "yes"}, "tie_embeddings yes", "true or false"),
+    ({"embedding_scale": 2}, "embedding_scale 2", "true or false"),
+    ({"norm": {"kind": "batchnorm"}}, "norm.kind batchnorm", "layernorm, rmsnorm"),
+    ({"norm": {"placement": "middle"}}, "norm.placement middle", "pre, post"),
+    ({"norm": {"eps": 0.0}}, "norm.eps 0.0", "above 0"),
+    ({"norm": {"eps": float("inf")}}, "norm.eps inf", "finite"),
+    ({"norm": {"bias": True}}, "norm.bias true", "set --model.decoder.norm.bias null"),
+    ({"norm": {"bias": False}}, "norm.bias false", "norm.kind rmsnorm has no bias"),
+    ({"norm": {"kind": "layernorm", "bias": 1}}, "norm.bias 1", "true or false"),
+    ({"position": {"kind": "alibis"}}, "position.kind alibis", "learned, sinusoidal, rope, none"),
+    ({"position": {"rope_theta": 0}}, "position.rope_theta 0", "above 0"),
+    ({"position": {"rope_pairing": "thirds"}}, "position.rope_pairing thirds", "half, interleaved"),
+    (
+        {"position": {"kind": "none", "rope_theta": 1e4}},
+        "position.rope_theta 10000.0",
+        "set --model.decoder.position.rope_theta null",
+    ),
+    (
+        {"position": {"kind": "learned", "rope_pairing": "half"}},
+        "position.rope_pairing half",
+        "position.kind learned rotates nothing",
+    ),
+    (
+        {"position": {"kind": "sinusoidal", "rope_pairing": "half"}},
+        "position.rope_pairing half",
+        "position.kind sinusoidal rotates nothing",
+    ),
+    ({"attention": {"n_heads": 0}}, "attention.n_heads 0", "at least 1"),
+    ({"attention": {"n_heads": 3}}, "dim 128", "n_heads 3: set dim to one, such as 129"),
+    ({"attention": {"n_kv_heads": 0}}, "attention.n_kv_heads 0", "at least 1"),
+    (
+        {"attention": {"n_kv_heads": 3}},
+        "attention.n_kv_heads 3",
+        "n_heads 4: choose one of 1, 2, 4",
+    ),
+    (
+        {"attention": {"n_kv_heads": 8}},
+        "attention.n_kv_heads 8",
+        "n_heads 4: choose one of 1, 2, 4",
+    ),
+    ({"attention": {"qkv_bias": 1}}, "attention.qkv_bias 1", "true or false"),
+    ({"attention": {"output_bias": "on"}}, "attention.output_bias on", "true or false"),
+    ({"dim": 12}, "position.kind rope", "odd width 3: set --model.decoder.dim to a multiple of 8"),
+    ({"feed_forward": {"kind": "moe"}}, "feed_forward.kind moe", "swiglu"),
+    ({"feed_forward": {"bias": 0}}, "feed_forward.bias 0", "true or false"),
+    ({"feed_forward": {"hidden_dim": 0}}, "feed_forward.hidden_dim 0", "at least 1"),
+    ({"feed_forward": {"multiple_of": 0}}, "feed_forward.multiple_of 0", "at least 1"),
+    ({"feed_forward": {"dim_multiplier": 0}}, "feed_forward.dim_multiplier 0", "above 0"),
+    (
+        {"feed_forward": {"dim_multiplier": 1e-4}},
+        "feed_forward.dim_multiplier 0.0001",
+        "no hidden width at --model.decoder.dim 128",
+    ),
+    (
+        {"feed_forward": {"kind": "gelu", "multiple_of": 32}},
+        "feed_forward.multiple_of 32",
+        "feed_forward.kind gelu is plain",
+    ),
+    (
+        {"feed_forward": {"kind": "relu", "dim_multiplier": 1.0}},
+        "feed_forward.dim_multiplier 1.0",
+        "feed_forward.kind relu is plain",
+    ),
+    (
+        {"feed_forward": {"hidden_dim": 64, "multiple_of": 32}},
+        "feed_forward.multiple_of 32",
+        "feed_forward.hidden_dim 64 settles the width",
+    ),
+    (
+        {"feed_forward": {"hidden_dim": 64, "dim_multiplier": 1.3}},
+        "feed_forward.dim_multiplier 1.3",
+        "feed_forward.hidden_dim 64 settles the width",
+    ),
+    ({"init": {"kind": "zeros"}}, "init.kind zeros", "normal, depth_scaled"),
+    ({"init": {"std": 0.0}}, "init.std 0.0", "above 0"),
+    ({"init": {"std": -0.02}}, "init.std -0.02", "above 0"),
+    ({"widht": 3}, "widht 3", "no such setting"),
+    ({"norm": {"epsilon": 3}}, "norm.epsilon 3", "did you mean eps?"),
+    ({"norm": "rmsnorm"}, "norm rmsnorm", "give its settings by name"),
+]
+
+
+@pytest.mark.parametrize(("values", "flag", "remedy"), REFUSED)
+def test_an_impossible_or_idle_setting_is_refused_with_its_remedy(
+    values: dict[str, Any], flag: str, remedy: str
+) -> None:
+    with pytest.raises(SettingError) as refusal:
+        DecoderConfig.from_dict(values)
+    message = str(refusal.value)
+    assert message.startswith(f"--model.decoder.{flag}")
+    assert remedy in message
+    assert "\n" not in message
+
+
+def test_a_decoder_without_a_vocabulary_is_refused() -> None:
+    with pytest.raises(SettingError, match=r"--model\.decoder\.vocab_size null"):
+        Decoder(DecoderConfig())
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        DecoderConfig(),
+        DecoderConfig(
+            dim=12,
+            vocab_size=7,
+            dropout=0.1,
+            tie_embeddings=True,
+            embedding_scale=True,
+            norm=NormConfig(kind="layernorm", placement="post", bias=False, eps=1e-6),
+            position=PositionConfig(kind="learned"),
+            attention=AttentionConfig(n_heads=6, n_kv_heads=2, qkv_bias=True, output_bias=True),
+            feed_forward=FeedForwardConfig(kind="geglu", multiple_of=8, dim_multiplier=1.5),
+            init=InitConfig(kind="depth_scaled", std=0.1),
+        ),
+    ],
+)
+def test_a_config_survives_as_plain_values(config: DecoderConfig) -> None:
+    assert DecoderConfig.from_dict(asdict(config)) == config
+
+
+def test_values_that_are_absent_keep_their_defaults() -> None:
+    config = DecoderConfig.from_dict({"norm": {"eps": 1e-6}})
+    assert config == DecoderConfig(norm=NormConfig(eps=1e-6))
+
+
+class Model:
+    """Takes a decoder, as the training module does."""
+
+    def __init__(self, decoder: DecoderConfig) -> None:
+        self.decoder = decoder
+
+
+def setting_names(config_class: Any, prefix: str) -> list[str]:
+    """Every flag below ``prefix``, groups opened."""
+    types = get_type_hints(config_class)
+    names = []
+    for field in fields(config_class):
+        name = f"{prefix}.{field.name}"
+        is_group = is_dataclass(types[field.name])
+        names += setting_names(types[field.name], name) if is_group else [name]
+    return names
+
+
+@pytest.fixture
+def parser() -> jsonargparse.ArgumentParser:
+    jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(Model, "model")
+    return parser
+
+
+def test_the_command_line_has_every_setting_with_choices_default_and_text(
+    parser: jsonargparse.ArgumentParser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    with redirect_stdout(io.StringIO()) as out, pytest.raises(SystemExit):
+        parser.parse_args(["--help"])
+    lines = out.getvalue().splitlines()
+    names = setting_names(DecoderConfig, "--model.decoder")
+    assert len(names) == 25
+    for name in names:
+        at = next(i for i, line in enumerate(lines) if line.strip().startswith(f"{name} "))
+        entry = " ".join(lines[at : at + 2])
+        assert "default: " in entry
+        text = entry.split("(type: ")[0].removeprefix(f"  {name} ")
+        assert len(text.split()) > 5, f"{name} has no text: {entry}"
+    assert "{layernorm,rmsnorm}" in out.getvalue()
+    assert "{pre,post}" in out.getvalue()
+
+
+def test_the_command_line_builds_the_config(parser: jsonargparse.ArgumentParser) -> None:
+    arguments = parser.parse_args(
+        ["--model.decoder.norm.kind=layernorm", "--model.decoder.attention.n_kv_heads=2"]
+    )
+    assert parser.instantiate_classes(arguments).model.decoder == DecoderConfig(
+        norm=NormConfig(kind="layernorm"), attention=AttentionConfig(n_kv_heads=2)
+    )

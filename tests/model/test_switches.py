@@ -1,0 +1,190 @@
+"""What holds whatever is switched: no token sees its future, and a cache changes nothing."""
+
+import itertools
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from llama_lab.model.block import BLOCKS
+from llama_lab.model.cache import DecoderCache
+from llama_lab.model.decoder import Decoder, DecoderConfig
+from llama_lab.model.feed_forward import FEED_FORWARDS
+from llama_lab.model.initialise import INITS
+from llama_lab.model.norms import NORMS
+from llama_lab.model.positions import POSITIONS, ROPE_PAIRINGS
+
+CONTEXT = 8
+VOCABULARY = 11
+
+POSITION_SETTINGS = [
+    {"kind": kind, **pairing}
+    for kind in POSITIONS
+    for pairing in ([{"rope_pairing": p} for p in ROPE_PAIRINGS] if kind == "rope" else [{}])
+]
+
+
+def random_decoder(settings: dict[str, Any]) -> Decoder:
+    """A tiny decoder in which every parameter, biases and gains too, has something to say."""
+    sizes = {"dim": 16, "n_layers": 2, "context_length": CONTEXT, "vocab_size": VOCABULARY}
+    decoder = Decoder(DecoderConfig.from_dict({**sizes, **settings})).eval()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.4)
+    return decoder
+
+
+def check_that_no_token_sees_its_future(decoder: Decoder) -> None:
+    changed_at = 4
+    text = torch.arange(CONTEXT) % VOCABULARY
+    other = text.clone()
+    other[changed_at] = VOCABULARY - 1
+    first, second = decoder.logits(decoder(torch.stack((text, other))))
+    torch.testing.assert_close(first[:changed_at], second[:changed_at], rtol=1e-5, atol=1e-5)
+    later = (first - second)[changed_at:].abs().amax(dim=-1)
+    assert (later > 1e-4).all(), later
+
+
+def greedy(decoder: Decoder, prompt: Tensor) -> tuple[Tensor, Tensor]:
+    """The prompt, continued to the context's end, and each new token's logits."""
+    text, scores = prompt, []
+    while text.size(1) < CONTEXT:
+        scores.append(decoder.logits(decoder(text))[:, -1])
+        text = torch.cat((text, scores[-1].argmax(-1, keepdim=True)), dim=1)
+    return text, torch.stack(scores)
+
+
+def cached_greedy(decoder: Decoder, prompt: Tensor) -> tuple[Tensor, Tensor]:
+    """The same, through a cache that takes the prompt in two pieces."""
+    cache = DecoderCache(decoder.config, prompt.size(0))
+    decoder(prompt[:, :1], cache)
+    text, new, scores = prompt, prompt[:, 1:], []
+    while text.size(1) < CONTEXT:
+        scores.append(decoder.logits(decoder(new, cache))[:, -1])
+        new = scores[-1].argmax(-1, keepdim=True)
+        text = torch.cat((text, new), dim=1)
+    assert cache.length == CONTEXT - 1
+    return text, torch.stack(scores)
+
+
+def check_that_a_cache_changes_nothing(decoder: Decoder) -> None:
+    prompt = torch.tensor([[1, 2, 3, 4], [7, 0, 10, 2]])
+    text, scores = greedy(decoder, prompt)
+    cached_text, cached_scores = cached_greedy(decoder, prompt)
+    assert torch.equal(text, cached_text)
+    torch.testing.assert_close(scores, cached_scores, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("feed_forward", FEED_FORWARDS)
+@pytest.mark.parametrize("n_kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("position", POSITION_SETTINGS, ids=lambda p: "-".join(p.values()))
+@pytest.mark.parametrize("placement", BLOCKS)
+@pytest.mark.parametrize("norm", NORMS)
+@torch.no_grad()
+def test_every_architecture_is_causal_and_generates_with_a_cache_as_without(
+    norm: str, placement: str, position: dict[str, str], n_kv_heads: int, feed_forward: str
+) -> None:
+    decoder = random_decoder(
+        {
+            "norm": {"kind": norm, "placement": placement},
+            "position": position,
+            "attention": {"n_kv_heads": n_kv_heads},
+            "feed_forward": {"kind": feed_forward},
+        }
+    )
+    check_that_no_token_sees_its_future(decoder)
+    check_that_a_cache_changes_nothing(decoder)
+
+
+# The other flags, one or more settings a value; every pair of values meets in some decoder below.
+FLAGS: dict[str, list[dict[str, Any]]] = {
+    "norm": [{}, *({"kind": "layernorm", "bias": bias} for bias in (None, True, False))],
+    "placement": [{"placement": placement} for placement in BLOCKS],
+    "qkv_bias": [{"qkv_bias": False}, {"qkv_bias": True}],
+    "output_bias": [{"output_bias": False}, {"output_bias": True}],
+    "feed_forward": [
+        {"kind": "gelu"},
+        {"kind": "gelu", "hidden_dim": 24},
+        {"kind": "swiglu", "hidden_dim": 24},
+        {"kind": "swiglu", "multiple_of": 5},
+        {"kind": "swiglu", "multiple_of": 8, "dim_multiplier": 1.3},
+    ],
+    "bias": [{"bias": False}, {"bias": True}],
+    "tie_embeddings": [{"tie_embeddings": False}, {"tie_embeddings": True}],
+    "embedding_scale": [{"embedding_scale": False}, {"embedding_scale": True}],
+    "dropout": [{"dropout": 0.0}, {"dropout": 0.5}],
+    "init": [{"kind": kind} for kind in INITS],
+    "theta": [{"rope_theta": None}, {"rope_theta": 50.0}],
+}
+GROUP = {
+    "norm": "norm",
+    "placement": "norm",
+    "qkv_bias": "attention",
+    "output_bias": "attention",
+    "feed_forward": "feed_forward",
+    "bias": "feed_forward",
+    "init": "init",
+    "theta": "position",
+}
+
+
+Pair = tuple[int, int, int, int]
+
+
+def pairs_of(row: tuple[int, ...]) -> set[Pair]:
+    """The pairs (flag, value, other flag, other value) that a choice of values covers."""
+    return {(i, row[i], j, row[j]) for i, j in itertools.combinations(range(len(row)), 2)}
+
+
+def newly_met(row: dict[int, int], flag: int, missing: set[Pair], value: int) -> int:
+    """How many missing pairs ``value`` would cover, beside the values already in ``row``."""
+    pairs = (sorted(((flag, value), other)) for other in row.items())
+    return sum((*first, *second) in missing for first, second in pairs)
+
+
+def pairwise(sizes: list[int]) -> Iterator[tuple[int, ...]]:
+    """Choices of one value a flag, until every pair has met; greedily few."""
+    missing = {
+        (i, a, j, b)
+        for i, j in itertools.combinations(range(len(sizes)), 2)
+        for a, b in itertools.product(range(sizes[i]), range(sizes[j]))
+    }
+    while missing:
+        i, a, j, b = min(missing)
+        row = {i: a, j: b}
+        for flag in range(len(sizes)):
+            if flag not in row:
+                row[flag] = max(
+                    range(sizes[flag]),
+                    key=partial(newly_met, row, flag, missing),
+                )
+        chosen = tuple(row[flag] for flag in range(len(sizes)))
+        missing -= pairs_of(chosen)
+        yield chosen
+
+
+ROWS = list(pairwise([len(values) for values in FLAGS.values()]))
+
+
+def test_every_pair_of_flag_values_meets_in_some_decoder() -> None:
+    covered = set().union(*(pairs_of(row) for row in ROWS))
+    sizes = [len(values) for values in FLAGS.values()]
+    assert len(covered) == sum(a * b for a, b in itertools.combinations(sizes, 2))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: "".join(map(str, row)))
+@torch.no_grad()
+def test_every_pair_of_flags_is_causal_and_generates_with_a_cache_as_without(
+    row: tuple[int, ...],
+) -> None:
+    settings: dict[str, Any] = {}
+    for (flag, values), value in zip(FLAGS.items(), row, strict=True):
+        group = settings.setdefault(GROUP[flag], {}) if flag in GROUP else settings
+        group.update(values[value])
+    decoder = random_decoder(settings)
+    check_that_no_token_sees_its_future(decoder)
+    check_that_a_cache_changes_nothing(decoder)

@@ -1,0 +1,231 @@
+"""What a finished run leaves, and that settings decide it."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from llama_lab.training.module import LanguageModel
+from tests.training.conftest import Lab, equal_weights, flags, write_yaml
+
+
+def test_a_run_leaves_every_file_and_ends_with_what_to_do_next(lab: Lab) -> None:
+    outcome = lab.fit()
+    for name in (
+        "config.yaml",
+        "receipt.json",
+        "metrics.csv",
+        "checkpoints/best.ckpt",
+        "checkpoints/last.ckpt",
+    ):
+        assert (lab.run() / name).is_file()
+    assert list(lab.run().glob("events.out.tfevents.*"))
+    for words in ("best validation loss", "times", "sample", "run_0", "generate", "tensorboard"):
+        assert words in outcome.out
+    assert "\x1b" not in outcome.out
+
+
+def test_the_run_is_validated_at_every_interval_and_at_its_last_step(lab: Lab) -> None:
+    lab.fit()
+    rows = lab.metrics()
+    assert [int(r["step"]) for r in rows if r["val_loss"]] == [5, 10, 12]
+    assert [int(r["step"]) for r in rows if r["train_loss"]] == list(range(1, 13))
+    assert len({r["step"] for r in rows}) == len(rows)
+
+
+def test_losses_are_logged_with_all_their_digits(lab: Lab) -> None:
+    lab.fit()
+    for row in lab.metrics():
+        assert len(row["train_loss"].split(".")[1]) >= 6
+
+
+def test_tensorboard_holds_the_same_numbers_and_a_sample_at_each_validation(lab: Lab) -> None:
+    lab.fit()
+    events = EventAccumulator(str(lab.run()))
+    events.Reload()
+    logged = {s.step: s.value for s in events.Scalars("val_loss")}
+    for row in lab.metrics():
+        if row["val_loss"]:
+            assert logged[int(row["step"])] == pytest.approx(float(row["val_loss"]), rel=1e-6)
+    assert [e.step for e in events.Tensors("sample/text_summary")] == [5, 10, 12]
+    for tag in ("train_loss", "lr", "grad_norm", "tokens_per_second", "val_bits_per_byte"):
+        assert tag in events.Tags()["scalars"]
+
+
+def test_learning_rate_warms_up_then_follows_the_cosine(lab: Lab) -> None:
+    lab.fit(
+        model__schedule__warmup_steps=4,
+        model__schedule__min_lr_ratio=0.25,
+        model__optimizer__lr=0.008,
+        trainer__max_steps=12,
+        trainer__accumulate_grad_batches=2,
+    )
+    rates = [float(row["lr"]) for row in lab.metrics()]
+    assert rates[:4] == pytest.approx([0.002, 0.004, 0.006, 0.008])
+    half = 0.008 * (0.25 + 0.75 * 0.5 * (1 + math.cos(math.pi * 4 / 8)))
+    assert rates[8] == pytest.approx(half)
+    assert min(rates[4:]) == rates[-1] > 0.002
+
+
+def test_bits_per_byte_divides_by_the_bytes_of_the_targets(lab: Lab) -> None:
+    (lab.folder / "text.txt").write_text("añb→" * 800, encoding="utf-8")
+    lab.fit(trainer__max_steps=2)
+    row = [r for r in lab.metrics() if r["val_loss"]][-1]
+    validation = ("añb→" * 800)[2880:]
+    n_bytes = len(validation[1:].encode())
+    nats = float(row["val_loss"]) * int(row["val_targets"])
+    assert int(row["val_targets"]) == len(validation) - 1
+    assert float(row["val_bits_per_byte"]) == pytest.approx(nats / math.log(2) / n_bytes)
+    assert float(row["val_perplexity"]) == pytest.approx(math.exp(float(row["val_loss"])))
+
+
+def test_receipt_proves_store_order_weights_and_work(lab: Lab) -> None:
+    lab.fit()
+    lab.fit(data__num_workers=0)
+    lab.fit(seed_everything=4)
+    a, b, c = (json.loads((lab.run(n) / "receipt.json").read_text()) for n in range(3))
+    assert a["state"] == "finished"
+    assert a["sequences"] == 12 * 8
+    assert a["tokens"] == 12 * 8 * 16
+    assert a["order"] == b["order"] != c["order"]
+    assert a["initial_weights"] == b["initial_weights"] != c["initial_weights"]
+    assert a["store"]["sha256"] == c["store"]["sha256"]
+    assert {"attention", "feed_forward", "embedding"} <= set(a["initial_weights"])
+    assert {"torch", "lightning", "python"} <= set(a["versions"])
+    assert a["parameters"]["total"] == sum(a["parameters"]["by_part"].values())
+
+
+def test_printed_config_runs_the_same_run(lab: Lab) -> None:
+    config = write_yaml(
+        lab.folder / "mine.yaml",
+        {"model": {"decoder": {"dim": 32, "norm": {"kind": "layernorm"}, "dropout": 0.1}}},
+    )
+    arguments = flags(model__decoder__dim=..., name=...)
+    assert lab("fit", "--config", str(config), *arguments).code == 0
+    printed = lab("fit", "--config", str(config), *arguments, "--print_config")
+    (lab.folder / "printed.yaml").write_text(printed.out)
+    assert lab("fit", "--config", "printed.yaml").code == 0
+    saved = lab.run(0, "mine") / "config.yaml"
+    assert lab("fit", "--config", str(saved)).code == 0
+    runs = [
+        torch.load(lab.run(n, "mine") / "checkpoints" / "last.ckpt", weights_only=True)
+        for n in range(3)
+    ]
+    assert equal_weights(runs[0], runs[1])
+    assert equal_weights(runs[0], runs[2])
+    assert yaml.safe_load(saved.read_text())["model"]["decoder"]["norm"]["kind"] == "layernorm"
+
+
+def test_command_line_beats_environment_beats_configs_in_order(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, dim, layers, context in (("a", 16, 1, 8), ("b", 32, 2, 8)):
+        decoder = {"dim": dim, "n_layers": layers, "context_length": context}
+        write_yaml(lab.folder / f"{name}.yaml", {"model": {"decoder": decoder}})
+    monkeypatch.setenv("LLAMA_LAB_MODEL__DECODER__N_LAYERS", "3")
+    monkeypatch.setenv("LLAMA_LAB_MODEL__DECODER__CONTEXT_LENGTH", "12")
+    argv = ["--model.decoder.context_length", "10", "--config", "a.yaml", "--config", "b.yaml"]
+    printed = yaml.safe_load(lab("fit", *argv, "--print_config").out)
+    decoder = printed["model"]["decoder"]
+    assert (decoder["dim"], decoder["n_layers"], decoder["context_length"]) == (32, 3, 10)
+    assert printed["name"] == "a"
+
+
+def test_accumulation_equals_the_big_batch(lab: Lab) -> None:
+    lab.fit(trainer__max_steps=6)
+    lab.fit(trainer__max_steps=6, trainer__accumulate_grad_batches=4)
+    big, small = lab.checkpoint(number=0), lab.checkpoint(number=1)
+    for name, weight in big["state_dict"].items():
+        torch.testing.assert_close(small["state_dict"][name], weight, atol=1e-5, rtol=1e-5)
+    for one, other in zip(lab.metrics(0), lab.metrics(1), strict=True):
+        assert one["step"] == other["step"]
+        assert one["lr"] == other["lr"]
+        assert float(one["train_loss"]) == pytest.approx(float(other["train_loss"]), rel=1e-5)
+
+
+def test_bf16_mixed_trains_close_to_float32(lab: Lab) -> None:
+    lab.fit(trainer__max_steps=8)
+    lab.fit(trainer__max_steps=8, trainer__precision="bf16-mixed")
+    full, mixed = (float(lab.metrics(n)[-1]["val_loss"]) for n in range(2))
+    assert mixed == pytest.approx(full, rel=1e-2)
+    assert mixed != full
+
+
+def test_gradient_norm_is_logged_before_clipping(lab: Lab) -> None:
+    lab.fit(trainer__max_steps=3, trainer__gradient_clip_val=1e-3)
+    lab.fit(trainer__max_steps=3, trainer__gradient_clip_val=None)
+    clipped, free = (float(lab.metrics(n)[0]["grad_norm"]) for n in range(2))
+    assert clipped == pytest.approx(free, rel=1e-5)
+    assert free > 1e-2
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_names_step_and_checkpoint(lab: Lab) -> None:
+    outcome = lab(
+        "fit",
+        *flags(
+            model__optimizer__lr=1e30,
+            trainer__gradient_clip_val=None,
+            model__schedule__warmup_steps=0,
+            checkpoint_every=1,
+        ),
+    )
+    assert outcome.code == 1
+    assert "step" in outcome.err
+    assert "checkpoint" in outcome.err
+    assert len(outcome.err.strip().splitlines()) == 1
+    last = lab.run() / "checkpoints" / "last.ckpt"
+    if last.is_file():
+        weights = lab.checkpoint()["state_dict"].values()
+        assert all(torch.isfinite(w).all() for w in weights)
+    assert json.loads((lab.run() / "receipt.json").read_text())["state"] == "failed"
+
+
+def test_overfitting_is_said_in_the_last_lines(lab: Lab) -> None:
+    noise = "".join(chr(97 + (i * i * 7919 + i // 3) % 23) for i in range(700))
+    (lab.folder / "text.txt").write_text(noise)
+    outcome = lab.fit(
+        trainer__max_steps=150,
+        trainer__val_check_interval=25,
+        model__decoder__dim=64,
+        model__optimizer__lr=0.01,
+        data__val_fraction=0.2,
+    )
+    assert "by heart" in outcome.out
+
+
+def test_a_model_vocabulary_above_the_tokenizers_is_kept_and_said(lab: Lab) -> None:
+    outcome = lab.fit(model__decoder__vocab_size=100)
+    assert "never sampled" in outcome.out
+    assert lab.checkpoint()["state_dict"]["decoder.embedding.weight"].shape[0] == 100
+
+
+def test_python_users_load_a_checkpoint_with_lightnings_own_call(lab: Lab) -> None:
+    lab.fit()
+    path = lab.run() / "checkpoints" / "last.ckpt"
+    model = LanguageModel.load_from_checkpoint(path)
+    saved = lab.checkpoint()["state_dict"]
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, saved[name])
+    assert model.tokenizer is not None
+    assert model.tokenizer.decode(model.tokenizer.encode("12 times")) == "12 times"
+
+
+def test_bpe_run_trains_and_generates_from_the_checkpoint_alone(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    lab.fit(data__tokenizer="bpe", data__vocab_size=300, model__decoder__tie_embeddings=True)
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    checkpoint = elsewhere / "model.ckpt"
+    checkpoint.write_bytes((lab.run() / "checkpoints" / "best.ckpt").read_bytes())
+    monkeypatch.chdir(elsewhere)
+    arguments = ["--ckpt_path", str(checkpoint), "--prompt", "4 times", "--max_new_tokens", "9"]
+    outcome = lab("generate", *arguments)
+    assert outcome.code == 0, outcome.err
+    assert outcome.out.startswith("4 times")
+    assert sorted(Path().iterdir()) == [Path("model.ckpt")]
