@@ -95,7 +95,16 @@ class DecoderConfig:
         return from_mapping(cls, values, flag="model.decoder")
 
 
-class ScaledEmbedding(nn.Embedding):
+class TokenEmbedding(nn.Embedding):
+    """weight[token]: tokens ``[B, T]`` to ``[B, T, D]``."""
+
+    def reset_parameters(self) -> None:
+        # Until `initialise` draws the real ones. The parent's normal_ would import sympy on `meta`,
+        # which takes seconds that whoever only counts parameters would wait for.
+        nn.init.uniform_(self.weight, -0.02, 0.02)
+
+
+class ScaledEmbedding(TokenEmbedding):
     """weight[token] · √D, so that positions of unit size do not drown the tokens.
 
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.4.
@@ -125,7 +134,7 @@ class Decoder(nn.Module):
         )
         assert config.vocab_size is not None
         self.config = config
-        embedding = ScaledEmbedding if config.embedding_scale else nn.Embedding
+        embedding = ScaledEmbedding if config.embedding_scale else TokenEmbedding
         block = BLOCKS[config.norm.placement]
         sizes = Sizes(config.context_length, config.dim, config.head_dim)
 

@@ -176,8 +176,9 @@ class TabledPosition(Position):
 
     def tabulate(self, n_places: int, device: torch.device) -> None:
         """Make the table of the first ``n_places`` places on ``device``."""
-        # MPS has no float64. A table born in inference mode could not be trained with afterwards.
-        source = torch.device("cpu") if device.type == "mps" else device
+        # MPS has no float64, and arange on `meta` imports sympy, which takes seconds. A table born
+        # in inference mode could not be trained with afterwards.
+        source = torch.device("cpu") if device.type in ("mps", "meta") else device
         with torch.inference_mode(False), torch.no_grad():
             places = torch.arange(n_places, dtype=torch.float64, device=source)
             self.table = self.make(places).float().to(device)

@@ -1,5 +1,8 @@
 """Parameter counts, worked out by hand."""
 
+import subprocess
+import sys
+
 import pytest
 
 from llama_lab.model.accounting import count_parameters
@@ -81,6 +84,17 @@ def test_a_large_model_is_counted_without_being_allocated() -> None:
         }
     )
     assert count_parameters(config).total == 6_738_415_616
+
+
+def test_counting_does_not_wait_for_symbolic_algebra() -> None:
+    program = """if True:
+        import sys
+        from llama_lab.model.accounting import count_parameters
+        from llama_lab.model.decoder import DecoderConfig
+        count_parameters(DecoderConfig(vocab_size=7))
+        sys.exit("sympy" in sys.modules)
+    """
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 def test_without_a_vocabulary_there_is_nothing_to_count() -> None:

@@ -111,6 +111,8 @@ def test_a_decoder_built_on_meta_equals_one_built_on_the_cpu(position: str) -> N
     with torch.device("meta"):
         empty = Decoder(built.config)
     initialised = empty.to_empty(device="cpu").eval()
+    table = getattr(initialised.position_embedding, "table", torch.empty(0))
+    assert table.device == torch.device("cpu"), "a compiled forward would be compiled twice"
     initialise(initialised, 0)
     with torch.device("meta"):
         loaded = Decoder(built.config).eval()
@@ -168,6 +170,13 @@ def test_a_cache_has_the_size_the_heads_and_the_precision_that_were_asked_for() 
     torch.testing.assert_close(
         decoder(tokens[:, 2:], cache)[:, 0], decoder(tokens)[:, 2], rtol=1e-2, atol=1e-2
     )
+
+
+def test_a_cache_keeps_no_graph_alive() -> None:
+    decoder = tiny()
+    cache = DecoderCache(decoder.config, 1)
+    decoder(torch.tensor([[1, 2]]), cache)
+    assert not any(layer.keys.requires_grad or layer.values.requires_grad for layer in cache.layers)
 
 
 def test_every_parameter_gets_a_gradient() -> None:

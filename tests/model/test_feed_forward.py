@@ -68,6 +68,7 @@ def test_a_kind_computes_its_formula(kind: FeedForwardKind, bias: bool) -> None:
         (FeedForwardConfig(kind="gelu"), 128, 512),
         (FeedForwardConfig(kind="gelu", hidden_dim=100), 128, 100),
         (FeedForwardConfig(), 128, 352),
+        (FeedForwardConfig(), 100, 288),
         (FeedForwardConfig(hidden_dim=1365), 512, 1365),
         (FeedForwardConfig(multiple_of=1), 128, 341),
         (FeedForwardConfig(multiple_of=11), 128, 341),
