@@ -26,7 +26,7 @@ DOWNLOAD_TIMEOUT_SECONDS = 30.0
 # Endings of files that hold something else, though some would decode; others are read as text.
 NOT_PLAIN_TEXT = {
     "records": (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow", ".feather"),
-    "compressed": (".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip", ".tar", ".tgz", ".7z"),
+    "compressed data": (".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip", ".tar", ".tgz", ".7z"),
     "a formatted document": (".pdf", ".doc", ".docx", ".odt", ".epub", ".rtf", ".xlsx"),
     "an image": (".png", ".jpg", ".jpeg", ".gif", ".webp"),
     "binary data": (".bin", ".npy", ".npz", ".pt", ".pth", ".ckpt", ".safetensors", ".sqlite"),
@@ -250,8 +250,8 @@ def _refuse_what_is_no_text_file(corpus: str, path: Path) -> None:
     for content, endings in NOT_PLAIN_TEXT.items():
         if ending in endings:
             raise UserError(
-                f"--data.corpus {shown(corpus)}: a {ending} file is {content}; only text files are "
-                "read, so put its text into one"
+                f"--data.corpus {shown(corpus)}: a {ending} file holds {content}; only text files "
+                "are read, so put its text into one"
             )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,10 +19,8 @@ from llama_lab.data.batches import (
     microbatch_sequences,
 )
 from llama_lab.data.store import StoreRequest, TokenStore, open_store, prepare_store
-from llama_lab.data.tokenizers import Tokenizer
+from llama_lab.data.tokenizers import Tokenizer, TokenizerKind
 from llama_lab.errors import UserError
-
-TokenizerKind = Literal["char", "bpe"]
 
 # A corpus up to this many tokens is held on the training device as int32: 256 MiB.
 DEVICE_TOKENS = 1 << 26
@@ -147,7 +145,7 @@ class ValidationBatches:
             )
 
 
-def keep(batch: Batch) -> Batch:
+def keep(batch: Any) -> Any:
     """The collate function of a loader whose items are batches already."""
     return batch
 
@@ -173,12 +171,12 @@ class TextDataModule(LightningDataModule):
             corpus: What to read: python-reference, tinyshakespeare, or the path of a text file.
             encoding: Encoding of a text file; null means UTF-8, strictly.
             val_fraction: Part of the text, at its end, that is held out for validation.
-            tokenizer: char (one id per character) or bpe (byte-level, trained on the training part).
+            tokenizer: char (an id per character) or bpe (byte-level, trained on the training part).
             vocab_size: Size of the bpe vocabulary; null means 1024. Refused for char.
             context_length: Tokens per sequence; null means model.decoder.context_length.
             batch_size: Sequences per optimiser step, over all devices and accumulation.
-            num_workers: Null holds a small corpus on the device; a number reads the mapped store with
-                that many loader processes.
+            num_workers: Null holds a small corpus on the device; a number reads the mapped store
+                with that many loader processes.
             cache_dir: Folder of the token stores.
             seed: Draws the order of the windows.
         """
@@ -304,7 +302,7 @@ class TextDataModule(LightningDataModule):
 
     def passes(self, sequences: int) -> float:
         """How often the training part has been read after ``sequences`` sequences."""
-        return sequences * self.context / len(self.tokens.train)
+        return self.training_windows.passes(sequences)
 
     def _share(self) -> Share:
         trainer = self.trainer
