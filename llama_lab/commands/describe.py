@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 from llama_lab.checkpoints import read_record
-from llama_lab.commands.output import discard_stdout, write_utf8
-from llama_lab.commands.parsing import Parser
 from llama_lab.configs import find_checkpoint, find_config, logs_folder
 from llama_lab.errors import UserError
+from llama_lab.parsing import Parser
 
 if TYPE_CHECKING:
     from llama_lab.model.accounting import ParameterCount
@@ -37,7 +36,6 @@ def main(argv: list[str], prog: str) -> int:
         UserError: A name, a file or a flag is refused.
         SettingError: The decoder's settings are refused.
     """
-    write_utf8()  # --help has signs of its own
     name, output_format, config = _read_arguments(argv, prog)
     from llama_lab.model.accounting import count_parameters
 
@@ -47,14 +45,11 @@ def main(argv: list[str], prog: str) -> int:
             f"known here; give {DECODER_FLAG}.vocab_size N"
         )
     count = count_parameters(config)
-    try:
-        if output_format == "json":
-            _print_json(name, config, count)
-        else:
-            _print_table(name, config, count)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        discard_stdout()
+    if output_format == "json":
+        _print_json(name, config, count)
+    else:
+        _print_table(name, config, count)
+    sys.stdout.flush()
     return 0
 
 

@@ -7,10 +7,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from llama_lab.commands.output import discard_stdout, write_utf8
-from llama_lab.commands.parsing import Parser
 from llama_lab.configs import find_checkpoint, logs_folder, newest_checkpoint
 from llama_lab.errors import UserError
+from llama_lab.parsing import Parser
 
 if TYPE_CHECKING:
     from jsonargparse import Namespace
@@ -32,12 +31,11 @@ def main(argv: list[str], prog: str) -> int:
         SettingError: A flag would do nothing.
         RunError: The model's logits are not finite.
     """
-    write_utf8()
     options = build_parser(prog).parse_args(argv)
     _check(options)
     prompt = _as_text(options.prompt)
     # torch takes seconds to import, and neither --help nor a misspelt flag needs it.
-    from llama_lab.generation.generate import load_model
+    from llama_lab.generation.generate import load_model, prompt_ids
     from llama_lab.generation.sampling import SamplingConfig
 
     sampling = SamplingConfig(
@@ -46,17 +44,13 @@ def main(argv: list[str], prog: str) -> int:
     device = _device(options.accelerator)
     path = _checkpoint(options.ckpt_path)
     model = load_model(path, device)
-    try:
-        _say(f"{path}, step {model.step}, on {device}")
-        for number in range(options.num_samples):
-            if options.num_samples > 1:
-                seed = options.seed + number
-                _say(f"--- sample {number + 1} of {options.num_samples}, --seed {seed}")
-            _write_sample(
-                model, prompt, sampling, options.max_new_tokens, seed=options.seed + number
-            )
-    except BrokenPipeError:
-        discard_stdout()
+    prompt_ids(model.tokenizer, prompt)  # refused before a word is said
+    _say(f"{path}, step {model.step}, on {device}")
+    for number in range(options.num_samples):
+        seed = options.seed + number
+        if options.num_samples > 1:
+            _say(f"--- sample {number + 1} of {options.num_samples}, --seed {seed}")
+        _write_sample(model, prompt, sampling, options.max_new_tokens, seed=seed)
     return 0
 
 

@@ -8,9 +8,10 @@ import sys
 
 
 def write_utf8() -> None:
-    """Make standard output UTF-8 with plain line feeds, also in the C locale."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8", errors="replace", newline="\n")
+    """Make both outputs UTF-8 with plain line feeds, also in the C locale."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="replace", newline="\n")
 
 
 def discard_stdout() -> None:

@@ -1,6 +1,5 @@
 """Configs as they are shipped, and a small checkpoint in a run folder."""
 
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -44,15 +43,6 @@ model:
     attention: {n_heads: 4}
     feed_forward: {kind: relu}
 """
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Models this small are slower on several threads, and far slower on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -176,9 +176,9 @@ def test_help_documents_every_flag_with_its_default_without_torch(here):
 def test_the_c_locale_gets_and_gives_utf_8(write_run):
     write_run("bpe")
     code = (
-        "import sys; from llama_lab.commands.generate import main;"
+        "import sys; from llama_lab.cli import main;"
         "assert sys.stdout.encoding != 'utf-8';"
-        "sys.exit(main(['--max_new_tokens', '1', *sys.argv[1:]], 'x'))"
+        "sys.exit(main(['generate', '--max_new_tokens', '1', *sys.argv[1:]]))"
     )
     c_locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     result = process(code, Path.cwd(), "--prompt", "日本 é", PYTHONIOENCODING="", **c_locale)
@@ -195,8 +195,8 @@ def test_a_reader_that_leaves_early_ends_it_quietly(write_run):
             [
                 sys.executable,
                 "-c",
-                "import sys; from llama_lab.commands.generate import main;"
-                "sys.exit(main(['--max_new_tokens', '9'], 'x'))",
+                "import sys; from llama_lab.cli import main;"
+                "sys.exit(main(['generate', '--max_new_tokens', '9']))",
             ],
             stdout=gone,
             stderr=subprocess.PIPE,

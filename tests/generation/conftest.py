@@ -1,6 +1,6 @@
 """Tiny models with contrasting logits, and checkpoints of them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -16,15 +16,6 @@ from llama_lab.model.initialise import initialise
 TINY = DecoderConfig(
     dim=16, n_layers=2, context_length=10, vocab_size=23, attention=AttentionConfig(n_heads=2)
 )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Models this small are slower on several threads, and far slower on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from typing import Literal
 
 import pytest
 
-from llama_lab.commands.parsing import Parser, readable
 from llama_lab.errors import UserError
+from llama_lab.parsing import Parser, readable
 
 
 @dataclass(frozen=True, kw_only=True)
