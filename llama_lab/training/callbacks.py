@@ -13,9 +13,10 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from llama_lab.data.datamodule import Batch, TextDataModule
 from llama_lab.generation.generate import sample_text
 from llama_lab.generation.sampling import SamplingConfig
-from llama_lab.training.checkpointing import check_finite, finished_step
+from llama_lab.training.checkpointing import check_finite
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.records import RunEvents
+from llama_lab.training.steps import finished_step, logged_step
 
 SAMPLE_TOKENS = 200
 
@@ -71,7 +72,12 @@ class StepMetrics(Callback):
         self.mark += time.monotonic() - self.paused
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Batch, batch_idx: int
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Batch,
+        batch_idx: int,
     ) -> None:
         """Count the microbatch; at the end of a logged step, log."""
         assert isinstance(pl_module, LanguageModel)
@@ -81,10 +87,10 @@ class StepMetrics(Callback):
         step, data = trainer.global_step, data_of(trainer)
         pl_module.run.sequences = step * data.batch_size
         self.steps += 1
-        if trainer.world_size == 1 and pl_module.device.type == "cpu":
-            if pl_module.meter.first_bad_step() is not None:
-                check_finite(trainer, pl_module)
-        if step % trainer.log_every_n_steps == 0 or step == trainer.max_steps:
+        reads_freely = trainer.world_size == 1 and pl_module.device.type == "cpu"
+        if reads_freely and pl_module.meter.first_bad_step() is not None:
+            check_finite(trainer, pl_module)
+        if logged_step(trainer, step) or step == trainer.max_steps:
             self.report(trainer, pl_module, step, data)
 
     def report(

@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from llama_lab.checkpoints import load_file, write_atomically
 from llama_lab.errors import RunError, Stopped
 from llama_lab.training.module import LanguageModel
+from llama_lab.training.steps import finished_step, validation_due
 from llama_lab.training.stopping import StopSignals
 
 
@@ -40,17 +41,6 @@ class AtomicCheckpointIO(CheckpointIO):
     def remove_checkpoint(self, path: str | Path) -> None:
         """Delete the file."""
         Path(path).unlink(missing_ok=True)
-
-
-def finished_step(trainer: Trainer, batch_idx: int) -> bool:
-    """Whether the microbatch that just ended completed an optimiser step."""
-    return (batch_idx + 1) % trainer.accumulate_grad_batches == 0
-
-
-def validation_due(trainer: Trainer, step: int) -> bool:
-    """Whether Lightning validates after optimiser step ``step``, or the run ends with it."""
-    interval = int(trainer.val_check_batch) // trainer.accumulate_grad_batches
-    return step % interval == 0 or step == trainer.max_steps or trainer.should_stop
 
 
 class RunCheckpoints(Checkpoint):

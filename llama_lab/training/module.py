@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torchmetrics import Metric
 
 from llama_lab import checkpoints
@@ -26,6 +27,7 @@ from llama_lab.training.optimizers import (
     lr_factor,
 )
 from llama_lab.training.state import LossMeter, RunState, hash_parts
+from llama_lab.training.steps import logged_step
 
 
 class TokenLoss(Metric):
@@ -95,8 +97,19 @@ class LanguageModel(LightningModule):
         self.validation: dict[str, float] = {}
         self.grad_norm: torch.Tensor | None = None
         self.learning_rate = 0.0
+        self.piece_bytes: torch.Tensor | None = None
 
     # ---- construction ------------------------------------------------------------------------
+
+    def setup(self, stage: str) -> None:
+        """Refuse to train on longer sequences than the model is declared for."""
+        data, limit = self._datamodule, self.decoder_config.context_length
+        if stage == "fit" and data is not None and data.context > limit:
+            raise UserError(
+                f"--data.context_length {data.context} is longer than "
+                f"--model.decoder.context_length {limit}: raise the latter, or set "
+                "--data.context_length null"
+            )
 
     def configure_model(self) -> None:
         """Build the decoder once the data module knows the vocabulary; draw or load its weights."""
@@ -156,13 +169,11 @@ class LanguageModel(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
         """Mean next-token loss of one microbatch, nats per token."""
         hidden = self.network(batch.inputs)
-        loss = next_token_loss(
-            hidden, self.network.head_weight, batch.targets, reduction="mean"
-        )
+        loss = next_token_loss(hidden, self.network.head_weight, batch.targets, reduction="mean")
         self.meter.add(loss, self.trainer.global_step + 1)
         return loss
 
-    def configure_optimizers(self) -> dict[str, Any]:
+    def configure_optimizers(self) -> OptimizerLRScheduler:
         """The optimiser, and a schedule that counts optimiser steps."""
         optimizer = build_optimizer(self.network, self.optimizer_config)
         factor = lr_factor(self.schedule_config, self.trainer.max_steps)
@@ -176,8 +187,11 @@ class LanguageModel(LightningModule):
         """Restate the learning rate: a resumed run may have another budget."""
         for schedule in self.trainer.lr_scheduler_configs:
             scheduler = schedule.scheduler
+            assert isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR)
             rates = zip(
-                scheduler.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas,
+                scheduler.optimizer.param_groups,
+                scheduler.base_lrs,
+                scheduler.lr_lambdas,
                 strict=True,
             )
             for group, peak, factor in rates:
@@ -195,9 +209,10 @@ class LanguageModel(LightningModule):
         if gradient_clip_val and gradient_clip_algorithm in (None, "norm"):
             self.grad_norm = torch.nn.utils.clip_grad_norm_(parameters, gradient_clip_val)
             return
-        every = self.trainer.log_every_n_steps
-        if every and (self.trainer.global_step + 1) % every == 0:
-            self.grad_norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])
+        step = self.trainer.global_step + 1
+        if logged_step(self.trainer, step) or step == self.trainer.max_steps:
+            gradients = [p.grad for p in parameters if p.grad is not None]
+            self.grad_norm = torch.nn.utils.get_total_norm(gradients)
         if gradient_clip_val:
             torch.nn.utils.clip_grad_value_(parameters, gradient_clip_val)
 
@@ -219,10 +234,10 @@ class LanguageModel(LightningModule):
     def _piece_bytes(self, device: torch.device) -> torch.Tensor:
         """UTF-8 bytes of each id [V], on ``device``."""
         assert self.tokenizer is not None
-        if getattr(self, "_lengths", None) is None or self._lengths.device != device:
+        if self.piece_bytes is None or self.piece_bytes.device != device:
             lengths = [len(piece) for piece in self.tokenizer.pieces]
-            self._lengths = torch.tensor(lengths, dtype=torch.int64, device=device)
-        return self._lengths
+            self.piece_bytes = torch.tensor(lengths, dtype=torch.int64, device=device)
+        return self.piece_bytes
 
     def on_validation_epoch_end(self) -> None:
         """Reduce over processes and log."""
@@ -266,7 +281,7 @@ class LanguageModel(LightningModule):
         """Take up the run's counters; restate Lightning's, which count microbatches."""
         own = checkpoint[checkpoints.KEY]
         self.tokenizer = tokenizer_from_state(own["tokenizer"])
-        if getattr(self, "_trainer", None) is None or not self.trainer.training:
+        if getattr(self, "_trainer", None) is None or self.trainer.state.fn != "fit":
             return
         self.run.load(own["progress"])
         self.meter.restore(own["progress"]["meter"])

@@ -99,7 +99,7 @@ def lr_factor(config: ScheduleConfig, max_steps: int) -> Callable[[int], float]:
     def factor(step: int) -> float:
         if step < config.warmup_steps:
             return (step + 1) / config.warmup_steps
-        progress = (step - config.warmup_steps) / (max_steps - config.warmup_steps)
+        progress = (step - config.warmup_steps) / max(1, max_steps - config.warmup_steps)
         return config.min_lr_ratio + (1 - config.min_lr_ratio) * shape(min(progress, 1.0))
 
     return factor

@@ -13,8 +13,8 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from llama_lab.model.accounting import count_parameters
 from llama_lab.training.callbacks import StepMetrics, ValidationRecord, data_of
-from llama_lab.training.checkpointing import finished_step
 from llama_lab.training.module import LanguageModel
+from llama_lab.training.steps import finished_step, logged_step
 
 # Off a terminal a line at least so far apart, and one at each validation.
 SECONDS_BETWEEN_LINES = 10.0
@@ -66,9 +66,8 @@ class RunProgress(Callback):
         step = trainer.global_step
         if self.progress is not None:
             self.progress.update(self.task, completed=step, numbers=self.numbers(trainer))
-        elif step % trainer.log_every_n_steps == 0:
-            if time.monotonic() - self.line_at > SECONDS_BETWEEN_LINES:
-                self._line(trainer)
+        elif time.monotonic() - self.line_at > SECONDS_BETWEEN_LINES and logged_step(trainer, step):
+            self._line(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the validation loss for good, above the bar."""
@@ -81,7 +80,9 @@ class RunProgress(Callback):
 
     def _line(self, trainer: Trainer, more: str = "") -> None:
         self.line_at = time.monotonic()
-        text = f"step {trainer.global_step:>6,}/{trainer.max_steps:,}  {self.numbers(trainer)}{more}"
+        text = (
+            f"step {trainer.global_step:>6,}/{trainer.max_steps:,}  {self.numbers(trainer)}{more}"
+        )
         self.console.print(text, markup=False)
         self.console.file.flush()
 

@@ -6,8 +6,9 @@ import contextlib
 import csv
 import io
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -149,7 +150,11 @@ class RunEvents(TensorBoardLogger):
             writer = RecordWriter(data)
             for raw in kept:
                 writer.write(raw)
-            write_atomically(path, lambda file, data=data: file.write(data.getvalue()))
+            write_atomically(path, partial(_write_bytes, data.getvalue()))
+
+
+def _write_bytes(data: bytes, file: IO[bytes]) -> None:
+    file.write(data)
 
 
 class RunFolder(Callback):
@@ -169,7 +174,8 @@ class RunFolder(Callback):
         folder = self.resumed
         if folder is None and trainer.is_global_zero:
             folder = new_run_folder(self.logs, self.name)
-        folder = Path(trainer.strategy.broadcast(folder))
+        folder = trainer.strategy.broadcast(folder)
+        assert folder is not None
         pl_module.run.folder = folder
         if trainer.is_global_zero:
             try:

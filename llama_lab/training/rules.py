@@ -29,7 +29,10 @@ DECIDED: dict[str, tuple[tuple[Any, ...], str]] = {
     "max_epochs": ((-1, None), "the budget is --trainer.max_steps"),
     "min_epochs": ((None,), "the budget is --trainer.max_steps"),
     "min_steps": ((None,), "the budget is --trainer.max_steps"),
-    "check_val_every_n_epoch": ((None,), "batches have no epochs; use --trainer.val_check_interval"),
+    "check_val_every_n_epoch": (
+        (None,),
+        "batches have no epochs; use --trainer.val_check_interval",
+    ),
     "use_distributed_sampler": ((False,), "each process computes which sequences are its own"),
     "reload_dataloaders_every_n_epochs": ((0,), "batches have no epochs"),
     "limit_train_batches": ((None, 1.0), "shorten a run with --trainer.max_steps"),
@@ -95,6 +98,12 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def saved_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that are kept with a run: all but where they came from."""
     return {k: v for k, v in config.items() if k not in ("config", "ckpt_path")}
+
+
+def settings_for(verb: str, record: Record) -> dict[str, Any]:
+    """The checkpoint's settings as far as ``verb`` has such flags."""
+    fits = verb == "fit"
+    return {k: v for k, v in record.config.items() if fits or k != "checkpoint_every"}
 
 
 def settings_of_weights(record: Record) -> dict[str, Any]:
@@ -194,9 +203,7 @@ def _check_budget(config: Any, record: Record | None) -> None:
         "give a whole number from 1",
     )
     every, log_every = config["checkpoint_every"], trainer["log_every_n_steps"]
-    _require(
-        every is None or every >= 1, f"--checkpoint_every {every}: must be 1 or more, or null"
-    )
+    _require(every is None or every >= 1, f"--checkpoint_every {every}: must be 1 or more, or null")
     _require(
         log_every is None or log_every >= 1,
         f"--trainer.log_every_n_steps {log_every}: must be 1 or more",

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from llama_lab.training.steps import logged_step
+
 
 class StopSignals(Callback):
     """Holds the signal that asked the run to stop; the checkpoint callback acts on it.
@@ -44,8 +46,8 @@ class StopSignals(Callback):
         if trainer.world_size == 1:
             return self.received
         # The reduction makes an accelerator wait: there, ask once per log interval.
-        waits = step is not None and trainer.strategy.root_device.type != "cpu"
-        if waits and step is not None and step % trainer.log_every_n_steps:
+        waits = trainer.strategy.root_device.type != "cpu"
+        if waits and step is not None and not logged_step(trainer, step):
             return 0
         flag = torch.tensor(self.received, device=trainer.strategy.root_device)
         torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX)

@@ -14,18 +14,17 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from llama_lab.checkpoints import Record, read_record
-from llama_lab.commands.parsing import readable
 from llama_lab.configs import (
     DEFAULT_RUN_NAME,
     check_run_name,
     find_checkpoint,
     logs_folder,
-    new_run_folder,
     run_folder_of,
     unwritable,
 )
 from llama_lab.data.datamodule import TextDataModule
 from llama_lab.errors import UserError
+from llama_lab.parsing import readable
 from llama_lab.training import rules
 from llama_lab.training.arguments import arrange, first_config_stem, without_print_config
 from llama_lab.training.callbacks import StepMetrics, StepSeeds, ValidationRecord
@@ -98,8 +97,8 @@ class LabCLI(LightningCLI):
         start = (
             "Checkpoint to go on from: a file, a run folder, or `last` (newest run of that name)."
             if self.verb == "fit"
-            else "Checkpoint to score: a file, a run folder, `best` or `last`; null means `best` of "
-            "the newest run."
+            else "Checkpoint to score: a file, a run folder, `best` or `last`; null means the best "
+            "one of the newest run."
         )
         parser.add_argument("--ckpt_path", type=str | None, default=None, help=start)
         if self.verb == "fit":
@@ -122,7 +121,7 @@ class LabCLI(LightningCLI):
         if path is not None:
             self.record = read_record(path)
             rules.refuse_contradictions(self.verb, self.record, explicit)
-            base = self.record.config
+            base = rules.settings_for(self.verb, self.record)
         elif start := explicit.get("model.init_from"):
             self.record = read_record(start)
             rules.refuse_contradictions("init_from", self.record, explicit)
@@ -132,6 +131,8 @@ class LabCLI(LightningCLI):
         self.config = parser.parse_args([f"--config={yaml.safe_dump(base)}", *ordered])
         dumped = parser.dump(self.config, skip_none=False, format="yaml")
         self.settings = rules.saved_settings(yaml.safe_load(dumped))
+        # Here and not in a later hook: LightningCLI is about to turn a seed of true into a number.
+        rules.check_run(self.verb, self.config, self.record if self.resumes else None)
 
     def _checkpoint(self, explicit: dict[str, Any], name: str | None) -> Path | None:
         spec = explicit.get("ckpt_path")
@@ -139,10 +140,6 @@ class LabCLI(LightningCLI):
             return None
         logs = logs_folder(explicit.get("trainer.default_root_dir"))
         return find_checkpoint(spec or "best", logs, name)
-
-    def before_instantiate_classes(self) -> None:
-        """Refuse what Lightning would take and this project's promises do not."""
-        rules.check_run(self.verb, self.config, self.record if self.resumes else None)
 
     # ---- construction ------------------------------------------------------------------------
 
@@ -209,10 +206,9 @@ class LabCLI(LightningCLI):
     def evaluate(self) -> None:
         """Score the held-out part and print each number on a line of its own."""
         run = self.trainer.validate if self.verb == "validate" else self.trainer.test
-        if self.trainer.is_global_zero:
-            print(f"checkpoint {self.ckpt_path}", file=sys.stderr)
         run(self.model, datamodule=self.datamodule, ckpt_path=self.ckpt_path, verbose=False)
         if self.trainer.is_global_zero:
+            print(f"checkpoint {self.ckpt_path}", file=sys.stderr)
             for name, value in self.model.validation.items():
                 print(f"{name} {value!r}", flush=True)
 
@@ -257,6 +253,3 @@ def quiet() -> None:
         r".*treespec, LeafSpec.*",
     ):
         warnings.filterwarnings("ignore", message=pattern)
-
-
-__all__ = ["LabCLI", "main", "new_run_folder"]

@@ -17,9 +17,7 @@ import yaml
 
 from llama_lab.cli import main
 
-TEXT = "".join(
-    f"{i} times {i} is {i * i}, and {i} less one is {i - 1};\n" for i in range(1, 260)
-)
+TEXT = "".join(f"{i} times {i} is {i * i}, and {i} less one is {i - 1};\n" for i in range(1, 260))
 
 TINY: dict[str, Any] = {
     "model.decoder.dim": 16,
@@ -103,10 +101,11 @@ class Lab:
         path = self.run(number) / "checkpoints" / f"{which}.ckpt"
         return torch.load(path, weights_only=True)
 
-    def metrics(self, number: int = 0, drop: tuple[str, ...] = ("tokens_per_second",)) -> list[Any]:
+    def metrics(self, number: int = 0, name: str = "tiny") -> list[dict[str, str]]:
         """The rows of metrics.csv, without what a clock decides."""
-        with (self.run(number) / "metrics.csv").open() as file:
-            return [{k: v for k, v in r.items() if k not in drop} for r in csv.DictReader(file)]
+        with (self.run(number, name) / "metrics.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        return [{k: v for k, v in row.items() if k != "tokens_per_second"} for row in rows]
 
 
 @pytest.fixture

@@ -1,0 +1,93 @@
+"""Two real processes on the CPU do the work of one."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+
+import pytest
+import torch
+
+from tests.training.conftest import Lab, flags, start
+
+DDP = ("--trainer.devices=2", "--trainer.strategy=ddp")
+
+
+def test_two_processes_log_the_losses_of_one(lab: Lab) -> None:
+    settings = {"trainer__max_steps": 20, "trainer__val_check_interval": 10}
+    lab.fit(**settings, name="one")
+    process = start(lab.folder, "fit", *flags(**settings, name="two"), *DDP)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert out.count("done in") == 1
+    one, two = lab.metrics(name="one"), lab.metrics(name="two")
+    assert len(one) == len(two) == 20
+    for a, b in zip(one, two, strict=True):
+        assert float(a["train_loss"]) == pytest.approx(float(b["train_loss"]), abs=1e-5)
+        if a["val_loss"]:
+            assert float(a["val_loss"]) == pytest.approx(float(b["val_loss"]), abs=1e-5)
+            assert a["val_targets"] == b["val_targets"]
+    receipts = [json.loads((lab.run(0, n) / "receipt.json").read_text()) for n in ("one", "two")]
+    assert receipts[0]["order"] == receipts[1]["order"]
+    assert receipts[1]["device"]["processes"] == 2
+
+    # The same checkpoint, scored by one process and by two, at batch sizes that do not divide.
+    best = str(lab.run(0, "one") / "checkpoints" / "best.ckpt")
+    scores = []
+    process = start(lab.folder, "validate", "--ckpt_path", best, *DDP)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    for extra in ((), ("--data.batch_size=7",), ("--data.batch_size=64",)):
+        scores.append(lab("validate", "--ckpt_path", best, *extra).out)
+    scores = [dict(line.split() for line in text.splitlines()) for text in (*scores, out)]
+    assert scores[0]["val_targets"] == str(len((lab.folder / "text.txt").read_text()[10903:]) - 1)
+    for score in scores[1:]:
+        assert score["val_targets"] == scores[0]["val_targets"]
+        assert float(score["val_loss"]) == pytest.approx(float(scores[0]["val_loss"]), abs=1e-6)
+
+
+def test_a_signal_to_one_process_stops_both_at_the_same_step_and_one_process_resumes(
+    lab: Lab,
+) -> None:
+    long = flags(trainer__max_steps=100_000, trainer__val_check_interval=50_000)
+    process = start(lab.folder, "fit", *long, *DDP)
+    metrics = lab.run() / "metrics.csv"
+    end = time.monotonic() + 90
+    while not metrics.is_file():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 143, err
+    assert "Traceback" not in err
+    step = lab.checkpoint()["global_step"]
+    resumed = lab(
+        "fit",
+        "--ckpt_path",
+        "last",
+        "--name",
+        "tiny",
+        "--trainer.devices=1",
+        "--trainer.strategy=auto",
+        f"--trainer.max_steps={step + 3}",
+    )
+    assert resumed.code == 0, resumed.err
+    lab.fit(trainer__max_steps=step + 3, trainer__val_check_interval=50_000, name="one")
+    orders = [
+        json.loads((lab.run(0, n) / "receipt.json").read_text())["order"] for n in ("tiny", "one")
+    ]
+    assert orders[0] == orders[1]
+
+
+def test_a_batch_that_devices_do_not_divide_is_refused(lab: Lab) -> None:
+    process = start(lab.folder, "fit", *flags(data__batch_size=9), *DDP)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert err.startswith("llama-lab: error: --data.batch_size 9")
+    assert len(err.strip().splitlines()) == 1
+    assert not lab.run().exists()
+
+
+def test_torch_is_built_with_gloo() -> None:
+    assert torch.distributed.is_gloo_available()

@@ -1,0 +1,172 @@
+"""Bad input: one line that names setting, value and remedy, exit code 2, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from llama_lab.cli import main
+from tests.training.conftest import TEXT, Lab, flags
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model__decoder__norm__kind": "rmsnorn"}, ["norm.kind", "rmsnorn", "layernorm"]),
+        ({"model__decoder__dim": "wide"}, ["--model.decoder.dim", "wide", "whole number"]),
+        ({"model__decoder__attention__n_kv_heads": 3}, ["n_kv_heads 3", "n_heads 4", "1, 2, 4"]),
+        ({"model__decoder__dim": 18}, ["dim 18", "n_heads 4"]),
+        ({"model__decoder__dim": 12}, ["odd", "rope", "dim"]),
+        ({"model__decoder__norm__bias": True}, ["norm.bias true", "rmsnorm", "norm.bias null"]),
+        (
+            {
+                "model__decoder__position__kind": "learned",
+                "model__decoder__position__rope_theta": 5,
+            },
+            ["rope_theta", "learned", "rope_theta null"],
+        ),
+        (
+            {
+                "model__decoder__feed_forward__kind": "gelu",
+                "model__decoder__feed_forward__multiple_of": 8,
+            },
+            ["multiple_of 8", "gelu", "multiple_of null"],
+        ),
+        ({"data__vocab_size": 300}, ["--data.vocab_size 300", "char", "null"]),
+        ({"data__corpus": "python-reference", "data__encoding": "latin-1"}, ["encoding", "null"]),
+        ({"data__batch_size": 0}, ["--data.batch_size 0"]),
+        ({"data__batch_size": 9, "trainer__accumulate_grad_batches": 2}, ["batch_size 9", "2"]),
+        ({"data__val_fraction": 0}, ["--data.val_fraction 0"]),
+        ({"data__corpus": "nowhere.txt"}, ["nowhere.txt", "python-reference"]),
+        ({"data__corpus": "tests.txt"}, ["text.txt"]),
+        ({"trainer__max_epochs": 3}, ["max_epochs 3", "max_steps"]),
+        ({"trainer__fast_dev_run": True}, ["fast_dev_run", "max_steps"]),
+        ({"trainer__val_check_interval": 0.5}, ["val_check_interval 0.5", "whole number"]),
+        ({"trainer__max_steps": -1}, ["max_steps -1"]),
+        (
+            {"trainer__gradient_clip_val": None, "trainer__gradient_clip_algorithm": "norm"},
+            ["gradient_clip_algorithm", "nothing", "null"],
+        ),
+        ({"trainer__logger": False}, ["--trainer.logger", "null"]),
+        ({"seed_everything": True}, ["--seed_everything true"]),
+        ({"name": "../up"}, ["--name", "../up"]),
+        ({"model__optimizer__lr": 0}, ["optimizer.lr 0"]),
+        ({"model__optimizer__betas": "[0.9, 1.5]"}, ["betas", "1.5"]),
+        ({"model__schedule__min_lr_ratio": 2}, ["min_lr_ratio 2"]),
+        ({"model__decoder__vocab_size": 5}, ["vocab_size 5", "null"]),
+        ({"data__context_length": 64}, ["--data.context_length 64", "16"]),
+        ({"checkpoint_every": 0}, ["--checkpoint_every 0"]),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_settings(lab: Lab, changes: dict[str, object], words: list[str]) -> None:
+    line = lab.refused("fit", *flags(**changes))
+    for word in words:
+        assert word in line
+
+
+def test_misspelt_flags_name_the_nearest(lab: Lab) -> None:
+    line = lab.refused("fit", *flags(), "--model.decoder.norm.knid", "rmsnorm")
+    assert "--model.decoder.norm.knid" in line
+    assert "did you mean --model.decoder.norm.kind?" in line
+    (lab.folder / "typo.yaml").write_text("model: {decoder: {dimm: 3}}\n")
+    line = lab.refused("fit", "--config", "typo.yaml", *flags())
+    assert "dimm" in line
+    assert "--model.decoder.dim" in line
+
+
+def test_misspelt_variables_name_the_nearest(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMA_LAB_MODEL__DECODER__DIMM", "3")
+    assert "--model.decoder.dim" in lab.refused("fit", *flags())
+
+
+def test_commands_and_configs_that_do_not_exist_name_the_nearest(lab: Lab) -> None:
+    assert "did you mean generate?" in lab.refused("genrate")
+    assert "did you mean llama" in lab.refused("fit", "--config", "lama.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"", ["text.txt", "no text"]),
+        (b"0123456789", ["9 tokens", "17", "context_length", "val_fraction"]),
+        (b"x", ["0 tokens", "17"]),
+        (b"good text then " + b"\xff" + b" bad" * 99, ["text.txt", "15", "0xFF"]),
+    ],
+    ids=["empty", "ten characters", "one character", "invalid UTF-8"],
+)
+def test_texts(lab: Lab, text: bytes, words: list[str]) -> None:
+    (lab.folder / "text.txt").write_bytes(text)
+    line = lab.refused("fit", *flags())
+    for word in words:
+        assert word.lower() in line.lower()
+
+
+def test_a_validation_part_below_one_context_is_refused_with_both_numbers(lab: Lab) -> None:
+    (lab.folder / "text.txt").write_text(TEXT[:3000])
+    line = lab.refused("fit", *flags(model__decoder__context_length=512))
+    for word in ("validation", "300", "513", "context_length", "--data.val_fraction"):
+        assert word in line
+
+
+def test_a_text_of_one_repeated_character_trains_and_says_so(lab: Lab) -> None:
+    (lab.folder / "text.txt").write_text("a" * 5000)
+    outcome = lab.fit()
+    assert "single character" in outcome.out
+    assert float(lab.metrics()[-1]["val_loss"]) == 0
+    for prompt in ([], ["--prompt", ""]):
+        made = lab("generate", "--max_new_tokens", "5", *prompt)
+        assert (made.code, made.out) == (0, "aaaaa\n")
+    line = lab.refused("generate", "--prompt", " é😀")
+    assert "'é'" in line
+    assert "U+1F600" in line
+
+
+def test_line_ends_are_kept_as_they_are(lab: Lab) -> None:
+    (lab.folder / "text.txt").write_bytes(b"one\r\ntwo\rthree\n" * 300)
+    lab.fit()
+    assert "\r" in lab.checkpoint()["llama_lab"]["tokenizer"]["characters"]
+
+
+def test_a_log_folder_that_refuses_files_is_named(lab: Lab) -> None:
+    Path("logs").write_text("in the way")
+    line = lab.refused("fit", *flags())
+    assert "--trainer.default_root_dir" in line
+    Path("logs").unlink()
+    Path("logs").mkdir(mode=0o555)
+    if os.access("logs", os.W_OK):
+        pytest.skip("this user may write everywhere")
+    assert "--trainer.default_root_dir" in lab.refused("fit", *flags())
+
+
+def test_a_traceback_is_there_for_those_who_ask(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMA_LAB_DEBUG", "1")
+    with pytest.raises(Exception, match="no such command"):
+        main(["genrate"])
+
+
+def test_scoring_other_text_names_the_characters_a_char_tokenizer_lacks(lab: Lab) -> None:
+    lab.fit()
+    Path("other.txt").write_text("is 3 ∞ 4 Ω? " * 100, encoding="utf-8")
+    line = lab.refused("validate", "--ckpt_path", "best", "--data.corpus", "other.txt")
+    assert "∞" in line
+    assert "Ω" in line
+
+
+def test_a_longer_context_is_scored_unless_positions_are_learned(lab: Lab) -> None:
+    lab.fit()
+    longer = ["validate", "--ckpt_path", "best", "--data.context_length", "40"]
+    scored = lab(*longer)
+    assert scored.code == 0, scored.err
+    lab.fit(model__decoder__position__kind="learned")
+    line = lab.refused(*longer)
+    assert "learned" in line
+    assert "16" in line
+
+
+def test_test_reports_what_validate_reports(lab: Lab) -> None:
+    lab.fit()
+    validated = lab("validate").out.replace("val_", "")
+    assert lab("test").out.replace("test_", "") == validated
