@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,23 +86,25 @@ class MappedBatches(Dataset[Batch]):
 class DeviceBatches:
     """The same batches, gathered on the device that holds the whole corpus."""
 
+    # Microbatches whose windows are computed together: one at a time would cost a small model
+    # on a fast device a noticeable part of its step.
+    BLOCK = 64
+
     def __init__(
-        self,
-        tokens: torch.Tensor,
-        windows: TrainingWindows,
-        share: Share,
-        start: int,
+        self, tokens: torch.Tensor, windows: TrainingWindows, share: Share, start: int
     ) -> None:
         self.tokens, self.windows, self.share, self.start = tokens, windows, share, start
         self.steps = torch.arange(windows.context_length + 1, device=tokens.device)
 
     def __iter__(self) -> Iterator[Batch]:
-        for microbatch in Endless(self.start):
-            sequences = self.share.sequences(microbatch)
-            starts = self.windows.starts(sequences)
-            first = torch.from_numpy(starts).to(self.tokens.device, non_blocking=True)
-            ids = self.tokens[first[:, None] + self.steps].long()
-            yield Batch(ids[:, :-1], ids[:, 1:], sequences, starts)
+        for first in itertools.count(self.start, self.BLOCK):
+            numbers = range(first, first + self.BLOCK)
+            sequences = np.stack([self.share.sequences(number) for number in numbers])
+            starts = self.windows.starts(sequences.reshape(-1)).reshape(sequences.shape)
+            places = torch.from_numpy(starts).to(self.tokens.device)
+            for k in range(self.BLOCK):
+                ids = self.tokens[places[k, :, None] + self.steps].long()
+                yield Batch(ids[:, :-1], ids[:, 1:], sequences[k], starts[k])
 
 
 class Endless(Sampler[int]):

@@ -1,0 +1,91 @@
+"""The rooms and who may import whom, read from the imports themselves."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "llama_lab"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+# From above to below: a room may import those below it, and those beside it only where said.
+ORDER = [
+    {"__main__"},
+    {"cli"},
+    {"commands"},
+    {"lab"},
+    {"training"},
+    {"generation", "interop"},
+    {"data"},
+    {"parsing"},
+    {"checkpoints", "configs"},
+    {"errors"},
+    {"model"},
+]
+# Found by every room but the model, which knows torch and itself alone.
+LOW = {"configs", "checkpoints", "errors", "parsing"}
+LIGHTNING = {"training", "lab", "data.datamodule"}
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+def level(room: str) -> int:
+    return next(i for i, rooms in enumerate(ORDER) if room in rooms)
+
+
+def imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            assert node.module is not None
+            yield node.module
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_nothing_imports_upward(path: Path) -> None:
+    room = room_of(path)
+    for module in imports(path):
+        if not module.startswith("llama_lab."):
+            continue
+        other = module.split(".")[1]
+        if other != room:
+            assert level(room) < level(other), f"{room} imports {other}"
+        if room == "model":
+            assert other == "model"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_lightning_stays_in_its_rooms_and_torch_is_all_that_the_model_needs(path: Path) -> None:
+    name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+    packages = {module.split(".")[0] for module in imports(path)}
+    if not any(name == room or name.startswith(f"{room}.") for room in LIGHTNING):
+        assert "lightning" not in packages
+    if room_of(path) == "model":
+        assert not packages & {"numpy", "jsonargparse", "rich", "yaml", "tokenizers"}
+
+
+def test_only_the_entry_imports_commands() -> None:
+    for path in MODULES:
+        if room_of(path) not in ("cli", "commands"):
+            assert not any(m.startswith("llama_lab.commands") for m in imports(path)), path
+
+
+def test_files_are_of_a_size_to_be_read() -> None:
+    for path in MODULES:
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= 400, path
+
+
+def test_the_repository_speaks_of_itself_alone() -> None:
+    root = PACKAGE.parent
+    forbidden = re.compile(r"\.\./shared|/work/|/root/|\bTODO\b|\bFIXME\b|issue \d|session's")
+    for path in [*MODULES, *root.glob("*.md"), *root.glob("configs/**/*.yaml")]:
+        found = forbidden.search(path.read_text(encoding="utf-8"))
+        assert not found, f"{path}: {found and found[0]}"

@@ -1,0 +1,110 @@
+"""Which parameters decay, and the learning rate of each step."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from llama_lab.model.attention import AttentionConfig
+from llama_lab.model.decoder import Decoder, DecoderConfig
+from llama_lab.model.feed_forward import FeedForwardConfig
+from llama_lab.model.initialise import initialise
+from llama_lab.model.norms import NormConfig
+from llama_lab.model.positions import PositionConfig
+from llama_lab.training.optimizers import (
+    OPTIMIZERS,
+    SCHEDULES,
+    OptimizerConfig,
+    OptimizerKind,
+    ScheduleConfig,
+    ScheduleKind,
+    build_optimizer,
+    lr_factor,
+    parameter_groups,
+)
+
+SWITCHES = list(
+    itertools.product(("layernorm", "rmsnorm"), ("learned", "rope"), (False, True), (False, True))
+)
+
+
+def decoder(norm: str, position: str, bias: bool, tied: bool) -> Decoder:
+    config = DecoderConfig(
+        dim=16,
+        n_layers=2,
+        context_length=8,
+        vocab_size=11,
+        tie_embeddings=tied,
+        norm=NormConfig(kind=norm),  # type: ignore[arg-type]
+        position=PositionConfig(kind=position),  # type: ignore[arg-type]
+        attention=AttentionConfig(n_heads=2, qkv_bias=bias, output_bias=bias),
+        feed_forward=FeedForwardConfig(kind="gelu", bias=bias),
+    )
+    built = Decoder(config)
+    initialise(built, 0)
+    return built
+
+
+@pytest.mark.parametrize(("norm", "position", "bias", "tied"), SWITCHES)
+def test_with_zero_gradients_only_the_matrices_shrink(
+    norm: str, position: str, bias: bool, tied: bool
+) -> None:
+    model = decoder(norm, position, bias, tied)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    build_optimizer(model, OptimizerConfig(lr=0.1, weight_decay=2.0)).step()
+    shrunk = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
+    matrices = {f"{name}.weight" for name, m in model.named_modules() if isinstance(m, nn.Linear)}
+    assert shrunk == matrices
+    for name in shrunk:
+        torch.testing.assert_close(dict(model.named_parameters())[name], before[name] * 0.8)
+
+
+@pytest.mark.parametrize(("norm", "position", "bias", "tied"), SWITCHES)
+def test_every_parameter_is_in_exactly_one_group_and_a_tied_one_once(
+    norm: str, position: str, bias: bool, tied: bool
+) -> None:
+    model = decoder(norm, position, bias, tied)
+    groups = parameter_groups(model, 0.1)
+    grouped = [id(p) for group in groups for p in group["params"]]
+    assert sorted(grouped) == sorted({id(p) for p in model.parameters()})
+    assert all(p.ndim >= 2 for g in groups if g["weight_decay"] for p in g["params"])
+
+
+def test_fused_adamw_steps_like_the_formula() -> None:
+    layer = nn.Linear(2, 1, bias=False)
+    weight = layer.weight.detach().clone()
+    gradient = torch.tensor([[0.5, -2.0]])
+    layer.weight.grad = gradient.clone()
+    optimizer = build_optimizer(layer, OptimizerConfig(lr=0.01, weight_decay=0.1))
+    optimizer.step()
+    assert optimizer.defaults["fused"]
+    # After one step both running means, corrected for their start at 0, are g and g².
+    expected = weight * (1 - 0.01 * 0.1) - 0.01 * gradient / (gradient.abs() + 1e-8)
+    torch.testing.assert_close(layer.weight.detach(), expected)
+
+
+def test_warmup_then_cosine_then_the_floor() -> None:
+    factor = lr_factor(ScheduleConfig(warmup_steps=10, min_lr_ratio=0.2), 110)
+    assert factor(0) == pytest.approx(0.1)
+    assert factor(9) == 1
+    assert factor(10) == 1
+    assert factor(60) == pytest.approx(0.6)
+    assert factor(35) == pytest.approx(0.2 + 0.8 * (1 + math.cos(math.pi / 4)) / 2)
+    assert factor(110) == pytest.approx(0.2)
+    assert factor(500) == pytest.approx(0.2)
+
+
+def test_a_warmup_longer_than_the_run_is_cut_off() -> None:
+    factor = lr_factor(ScheduleConfig(warmup_steps=100), 40)
+    assert [factor(s) for s in (0, 39)] == pytest.approx([0.01, 0.4])
+
+
+def test_kinds_and_tables_agree() -> None:
+    assert set(OPTIMIZERS) == set(OptimizerKind.__args__)  # type: ignore[attr-defined]
+    assert set(SCHEDULES) == set(ScheduleKind.__args__)  # type: ignore[attr-defined]
