@@ -139,22 +139,24 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
     Raises:
         RunError: The disk is full or refuses.
     """
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = None
     try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(handle, "wb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
-    except OSError as error:
-        Path(temporary).unlink(missing_ok=True)
+    except BaseException as error:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+        if not isinstance(error, OSError | RuntimeError):  # torch.save wraps a full disk
+            raise
+        reason = getattr(error, "strerror", None) or error
         raise RunError(
-            f"cannot write {path} ({error.strerror or error}); what stood there before is untouched"
+            f"cannot write {path} ({reason}); what stood there before is untouched"
         ) from error
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def _umask() -> int:

@@ -128,8 +128,10 @@ def newest_checkpoint(logs: Path, which: str, name: str | None = None) -> Path:
     return max(found, key=lambda path: path.stat().st_mtime_ns)
 
 
-def find_checkpoint(spec: str, logs: Path, name: str | None = None) -> Path:
-    """The checkpoint file that ``--ckpt_path`` names: ``last``, ``best``, a file or a run folder.
+def find_checkpoint(
+    spec: str, logs: Path, name: str | None = None, *, flag: str = "--ckpt_path"
+) -> Path:
+    """The checkpoint file that ``flag`` names: ``last``, ``best``, a file or a run folder.
 
     Raises:
         UserError: It is not there.
@@ -141,7 +143,7 @@ def find_checkpoint(spec: str, logs: Path, name: str | None = None) -> Path:
         path = path / "checkpoints" / "last.ckpt"
     if not path.is_file():
         raise UserError(
-            f"--ckpt_path {spec}: no such file; give a checkpoint, a run folder, `last` or `best`"
+            f"{flag} {spec}: no such file; give a checkpoint, a run folder, `last` or `best`"
         )
     return path
 

@@ -101,9 +101,15 @@ def saved_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settings_for(verb: str, record: Record) -> dict[str, Any]:
-    """The checkpoint's settings as far as ``verb`` has such flags."""
-    fits = verb == "fit"
-    return {k: v for k, v in record.config.items() if fits or k != "checkpoint_every"}
+    """The checkpoint's settings as far as they decide what ``verb`` does.
+
+    Scoring keeps the precision of the run; which devices it trained on says nothing about those
+    at hand now.
+    """
+    if verb == "fit":
+        return dict(record.config)
+    kept = {k: v for k, v in record.config.items() if k not in ("checkpoint_every", "trainer")}
+    return {**kept, "trainer": {"precision": record.config["trainer"]["precision"]}}
 
 
 def settings_of_weights(record: Record) -> dict[str, Any]:

@@ -4,13 +4,36 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from llama_lab.errors import Stopped
 from llama_lab.training.steps import logged_step
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@contextmanager
+def signals_end_the_command() -> Iterator[None]:
+    """Within, a signal raises :class:`Stopped`; Lightning would end the process with 1, or 0."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(signum: int, frame: FrameType | None) -> None:
+        raise Stopped(signum, f"stopped by {signal.Signals(signum).name}")
+
+    previous = {signum: signal.signal(signum, end) for signum in SIGNALS}
+    try:
+        yield
+    finally:
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
 
 
 class StopSignals(Callback):
@@ -28,12 +51,12 @@ class StopSignals(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take the signals; Lightning has set its own handlers before this hook."""
         if threading.current_thread() is threading.main_thread():
-            for signum in (signal.SIGTERM, signal.SIGINT):
+            for signum in SIGNALS:
                 self.previous[signum] = signal.signal(signum, self._receive)
 
     def _receive(self, signum: int, frame: FrameType | None) -> None:
         if signum == signal.SIGINT and self.received:
-            raise KeyboardInterrupt
+            raise Stopped(signum, "stopped at once by a second SIGINT; last.ckpt is as it was")
         self.received = signum
 
     def asked(self, trainer: Trainer, step: int | None) -> int:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
 from llama_lab.checkpoints import Record, read_record
 from llama_lab.configs import (
@@ -33,7 +36,7 @@ from llama_lab.training.module import LanguageModel
 from llama_lab.training.progress import RunProgress, closing
 from llama_lab.training.receipts import Receipt
 from llama_lab.training.records import RunFolder
-from llama_lab.training.stopping import StopSignals
+from llama_lab.training.stopping import StopSignals, signals_end_the_command
 
 DESCRIPTIONS = {
     "fit": "Train a decoder on a text, or go on with a run from its checkpoint.",
@@ -123,7 +126,8 @@ class LabCLI(LightningCLI):
             rules.refuse_contradictions(self.verb, self.record, explicit)
             base = rules.settings_for(self.verb, self.record)
         elif start := explicit.get("model.init_from"):
-            self.record = read_record(start)
+            logs = logs_folder(explicit.get("trainer.default_root_dir"))
+            self.record = read_record(find_checkpoint(start, logs, flag="--model.init_from"))
             rules.refuse_contradictions("init_from", self.record, explicit)
             base |= rules.settings_of_weights(self.record)
         self.resumes = path is not None
@@ -152,6 +156,7 @@ class LabCLI(LightningCLI):
         self.model.config = self.settings
         if self.record is not None:
             self.datamodule.use_tokenizer(self.record.tokenizer)
+            self.model.init_from = str(self.record.path)
         if self.resumes and self.record is not None:
             # Its weights are in the checkpoint; the file that they once came from may be gone.
             self.model.init_from = None
@@ -199,18 +204,28 @@ class LabCLI(LightningCLI):
     def fit(self) -> None:
         """Train; afterwards say how it went."""
         self._check_logs_writable()
-        self.trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=self.ckpt_path)
+        self._run(self.trainer.fit)
         if self.trainer.is_global_zero:
             print("\n".join(closing(self.trainer, self.model, self.samples)), flush=True)
 
     def evaluate(self) -> None:
         """Score the held-out part and print each number on a line of its own."""
         run = self.trainer.validate if self.verb == "validate" else self.trainer.test
-        run(self.model, datamodule=self.datamodule, ckpt_path=self.ckpt_path, verbose=False)
+        self._run(run, verbose=False)
         if self.trainer.is_global_zero:
             print(f"checkpoint {self.ckpt_path}", file=sys.stderr)
             for name, value in self.model.validation.items():
                 print(f"{name} {value!r}", flush=True)
+
+    def _run(self, verb: Callable[..., Any], **options: Any) -> None:
+        """Call a verb of the trainer; when it fails, end the processes that it started."""
+        try:
+            verb(self.model, datamodule=self.datamodule, ckpt_path=self.ckpt_path, **options)
+        except BaseException:
+            # They may be waiting for this one, and would complain that it is gone.
+            if isinstance(self.trainer.strategy.launcher, _SubprocessScriptLauncher):
+                self.trainer.strategy.launcher.kill(signal.SIGKILL)
+            raise
 
     def _check_logs_writable(self) -> None:
         """Find out before the corpus is read, and leave nothing behind."""
@@ -230,11 +245,12 @@ def main(verb: str, args: list[str]) -> int:
         0; every other ending is an exception.
     """
     quiet()
-    cli = LabCLI(verb, args)
-    if verb == "fit":
-        cli.fit()
-    else:
-        cli.evaluate()
+    with signals_end_the_command():
+        cli = LabCLI(verb, args)
+        if verb == "fit":
+            cli.fit()
+        else:
+            cli.evaluate()
     return 0
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from llama_lab.cli import main
-from tests.training.conftest import TEXT, Lab, flags
+from tests.training.conftest import TEXT, Lab, flags, start
 
 
 @pytest.mark.parametrize(
@@ -170,3 +172,20 @@ def test_test_reports_what_validate_reports(lab: Lab) -> None:
     lab.fit()
     validated = lab("validate").out.replace("val_", "")
     assert lab("test").out.replace("test_", "") == validated
+
+
+def test_a_signal_while_scoring_ends_with_its_code(lab: Lab) -> None:
+    lab.fit()
+    Path("long.txt").write_text(TEXT * 200)
+    arguments = ("--data.corpus", "long.txt", "--data.batch_size", "1")
+    process = start(lab.folder, "validate", *arguments)
+    store = lab.folder / "data" / "cache"
+    before = len(list(store.iterdir()))
+    end = time.monotonic() + 60
+    while len([p for p in store.iterdir() if (p / "info.json").is_file()]) == before:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 143, err
+    assert err == "llama-lab: stopped by SIGTERM\n"

@@ -198,3 +198,23 @@ def test_init_from_can_be_resumed_without_the_old_file(lab: Lab) -> None:
     old.unlink()
     outcome = lab("fit", "--ckpt_path", "last", "--name", "new", "--trainer.max_steps", "6")
     assert outcome.code == 0, outcome.err
+
+
+def test_init_from_takes_a_run_folder(lab: Lab) -> None:
+    lab.fit()
+    lab.fit(model__init_from="logs/tiny/run_0", trainer__max_steps=1, model__optimizer__lr=1e-9)
+    for name, weight in lab.checkpoint(number=0)["state_dict"].items():
+        torch.testing.assert_close(
+            lab.checkpoint(number=1)["state_dict"][name], weight, atol=1e-6, rtol=0
+        )
+    line = lab.refused("fit", *flags(model__init_from="nowhere"))
+    assert "--model.init_from nowhere" in line
+
+
+def test_scoring_does_not_ask_for_the_devices_of_training(lab: Lab) -> None:
+    lab.fit()
+    path = lab.run() / "checkpoints" / "best.ckpt"
+    contents = torch.load(path, weights_only=True)
+    contents["llama_lab"]["config"]["trainer"] |= {"accelerator": "cuda", "devices": 8}
+    torch.save(contents, path)
+    assert lab("validate", "--ckpt_path", str(path)).code == 0
