@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 KEY = "llama_lab"
 FORMAT = 1
 DECODER_PREFIX = "decoder."
+OWN_KEYS = ("decoder", "tokenizer", "config", "progress")
+# What Lightning adds so that training can go on.
+TRAINING_KEYS = ("optimizer_states", "lr_schedulers", "loops", "callbacks")
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,7 @@ class Record:
         progress: What the run had done: sequences consumed, order digest, seconds, ….
         weights: The decoder's tensors by logical name.
         step: Optimiser steps taken.
+        resumable: Whether it holds all that a run needs to go on.
     """
 
     path: Path
@@ -44,6 +49,17 @@ class Record:
     progress: dict[str, Any]
     weights: dict[str, torch.Tensor]
     step: int
+    resumable: bool
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The run's settings; of a checkpoint made without the command line, what it implies."""
+        if self.config:
+            return self.config
+        return {
+            "model": {"decoder": self.decoder},
+            "data": {"tokenizer": self.tokenizer["kind"], "vocab_size": None},
+        }
 
 
 def load_file(path: str | Path) -> dict[str, Any]:
@@ -52,23 +68,33 @@ def load_file(path: str | Path) -> dict[str, Any]:
     Raises:
         UserError: The file is missing, cut off, or not a checkpoint of llama-lab.
     """
-    import pickle
-
     import torch
 
     try:
-        contents = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            contents = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
         raise UserError(f"--ckpt_path {path}: no such file") from error
-    except (RuntimeError, EOFError, pickle.UnpicklingError, OSError, ValueError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # the unpickler fails on foreign bytes in whatever way they lead it
         size = Path(path).stat().st_size if Path(path).is_file() else 0
         raise UserError(
             f"--ckpt_path {path}: not a whole checkpoint ({size:,} bytes; cut off, or another kind "
             "of file); take another one, such as best.ckpt or last.ckpt beside it"
         ) from error
-    if not isinstance(contents, dict) or KEY not in contents:
+    if not isinstance(contents, dict) or not isinstance(contents.get(KEY), dict):
         raise UserError(f"--ckpt_path {path}: not a checkpoint of llama-lab (no `{KEY}` in it)")
-    return migrate(contents, path)
+    migrated = migrate(contents, path)
+    missing = [key for key in ("state_dict", "global_step") if key not in migrated]
+    missing += [f"{KEY}.{key}" for key in OWN_KEYS if key not in migrated[KEY]]
+    if missing:
+        raise UserError(
+            f"--ckpt_path {path}: not a whole checkpoint (no {', '.join(missing)}); "
+            "take another one, such as best.ckpt or last.ckpt beside it"
+        )
+    return migrated
 
 
 def migrate(contents: dict[str, Any], path: str | Path) -> dict[str, Any]:
@@ -107,7 +133,34 @@ def read_record(path: str | Path) -> Record:
         progress=own["progress"],
         weights=weights,
         step=int(contents["global_step"]),
+        resumable=bool(own["config"]) and all(key in contents for key in TRAINING_KEYS),
     )
+
+
+def check_weights(wanted: Mapping[str, torch.Tensor], record: Record) -> None:
+    """Hold a checkpoint's tensors against those of the architecture that it names.
+
+    Args:
+        wanted: The architecture's ``state_dict``; ``meta`` tensors will do.
+        record: The checkpoint.
+
+    Raises:
+        UserError: A tensor is missing, surplus, or of another shape; it is named.
+    """
+    found = record.weights
+    faults = [f"{name} is missing" for name in wanted if name not in found]
+    faults += [f"{name} is not in the architecture" for name in found if name not in wanted]
+    faults += [
+        f"{name} has shape {list(found[name].shape)} instead of {list(tensor.shape)}"
+        for name, tensor in wanted.items()
+        if name in found and found[name].shape != tensor.shape
+    ]
+    if faults:
+        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        raise UserError(
+            f"--ckpt_path {record.path}: weights and architecture differ: {faults[0]}{more}; "
+            "the file was edited or put together from two models, take another checkpoint"
+        )
 
 
 def own_part(

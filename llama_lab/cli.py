@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import signal
@@ -53,6 +54,13 @@ def main(argv: list[str]) -> int:
     except BrokenPipeError:
         discard_stdout()
         return OK
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        discard_stdout()
+        return _end(
+            RunError(f"cannot write {error.filename or 'output'}: the disk is full"), FAILED
+        )
     except (MemoryError, RuntimeError) as error:
         if "out of memory" not in str(error).lower() and not isinstance(error, MemoryError):
             raise

@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from llama_lab.errors import UserError
 
@@ -56,6 +57,23 @@ def find_config(name: str) -> Path:
     )
 
 
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The settings in a YAML file.
+
+    Raises:
+        UserError: It is not YAML in UTF-8, or holds no settings.
+    """
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not a YAML file ({' '.join(str(error).split())})") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: no settings in it; it must hold `name: value` lines")
+    return content
+
+
 def logs_folder(root: str | Path | None) -> Path:
     """``logs/`` under the trainer's root folder (default: here)."""
     return Path(root or ".") / "logs"
@@ -67,10 +85,10 @@ def check_run_name(name: str) -> str:
     Raises:
         UserError: It is empty, hidden, or holds a path separator.
     """
-    if not re.fullmatch(r"[^\W_][\w.+=@-]*", name):
+    if not re.fullmatch(r"[^\W_][\w.+=@-]{0,99}", name):
         raise UserError(
             f"--name {name!r} cannot name a folder: use letters, digits, '-', '_', '.', "
-            "and begin with a letter or digit"
+            "begin with a letter or digit, and stay within 100"
         )
     return name
 
@@ -110,22 +128,35 @@ _RUN = re.compile(r"run_(\d+)")
 def newest_checkpoint(logs: Path, which: str, name: str | None = None) -> Path:
     """The ``best`` or ``last`` checkpoint of the newest run, of any name or of one.
 
-    The newest run is the one whose checkpoint was written last.
+    The newest run is the one that was started, or resumed, last.
 
     Raises:
-        UserError: There is no such run.
+        UserError: There is no run, or the newest has no such checkpoint yet.
     """
-    pattern = f"checkpoints/{which}.ckpt"
-    found = (
-        list((logs / name).glob(f"run_*/{pattern}")) if name else list(logs.rglob(f"*/{pattern}"))
-    )
-    if not found:
+    pattern = f"{name}/run_*" if name else "**/run_*"
+    runs = [run for run in logs.glob(pattern) if (run / "checkpoints").is_dir()]
+    if not runs:
         where = logs / name if name else logs
         raise UserError(
-            f"--ckpt_path {which}: no run with a {which}.ckpt under {where}; train one with "
-            "`llama-lab fit`, or name a checkpoint file"
+            f"--ckpt_path {which}: no run under {where}; train one with `llama-lab fit`, or name "
+            "a checkpoint file"
         )
-    return max(found, key=lambda path: path.stat().st_mtime_ns)
+    newest = max(runs, key=_started)
+    found = newest / "checkpoints" / f"{which}.ckpt"
+    if not found.is_file():
+        raise UserError(
+            f"--ckpt_path {which}: the newest run, {newest}, has no {which}.ckpt yet; "
+            "name another run's folder or checkpoint"
+        )
+    return found
+
+
+def _started(run: Path) -> tuple[int, int]:
+    """When a run was started or resumed; a resume writes its settings anew."""
+    settings = run / "config.yaml"
+    match = _RUN.fullmatch(run.name)
+    when = (settings if settings.is_file() else run / "checkpoints").stat().st_mtime_ns
+    return when, int(match[1]) if match else -1
 
 
 def find_checkpoint(
@@ -139,7 +170,7 @@ def find_checkpoint(
     if spec in ("last", "best"):
         return newest_checkpoint(logs, spec, name)
     path = Path(spec)
-    if path.is_dir() and (path / "checkpoints").is_dir():
+    if spec and path.is_dir() and (path / "checkpoints").is_dir():
         path = path / "checkpoints" / "last.ckpt"
     if not path.is_file():
         raise UserError(
@@ -150,5 +181,6 @@ def find_checkpoint(
 
 def run_folder_of(checkpoint: Path) -> Path | None:
     """The run folder that a checkpoint lies in, or None where it was copied elsewhere."""
-    folder = checkpoint.resolve().parent
-    return folder.parent if folder.name == "checkpoints" else None
+    folder = checkpoint.absolute().parent
+    is_run = folder.name == "checkpoints" and (folder.parent / "receipt.json").is_file()
+    return folder.parent if is_run else None

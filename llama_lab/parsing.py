@@ -15,6 +15,7 @@ from llama_lab.errors import UserError
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 _TYPE_WORDS = {
+    "tuple": "a list",
     "int": "a whole number",
     "float": "a number",
     "bool": "true or false",
@@ -41,6 +42,8 @@ def readable(message: str, flags: Iterable[str]) -> str:
         return _unknown(found[1], flags)
     if found := re.search(r"Group '([\w.]+)' does not accept option '([\w.]+)'", message):
         return _unknown(f"--{found[1]}.{found[2]}", flags)
+    if found := re.search(r"Option '([\w.]+)' is not accepted", message):
+        return _unknown(f"--{found[1]}", flags)
     if found := re.search(r"argument (\S+): expected one argument", message):
         return (
             f"{found[1]}: its value is missing; write {found[1]} VALUE, "
@@ -69,6 +72,8 @@ def _unknown(argument: str, flags: Iterable[str]) -> str:
 
 def _expected(explanation: str) -> str:
     """``int``, ``Literal`` and their unions in words, in the order in which they are declared."""
+    if length := re.search(r"tuple with (\d+) elements", explanation):
+        return f"a list of {length[1]} values"
     # A union is listed whole first and then error by error; the list is enough.
     types = re.search(r"Subtypes: (.*)", explanation)
     text = types[1] if types else explanation

@@ -9,10 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import yaml
-
 from llama_lab.checkpoints import read_record
-from llama_lab.configs import find_checkpoint, find_config, logs_folder
+from llama_lab.configs import find_checkpoint, find_config, logs_folder, read_yaml
 from llama_lab.errors import UserError
 from llama_lab.parsing import Parser
 
@@ -111,7 +109,7 @@ def _find(name: str) -> Source:
             raise UserError(str(error).removeprefix("--ckpt_path ")) from error
         return Source(path, read_record(path).decoder)
     path = _config_file(name)
-    content = _read_yaml(path)
+    content = read_yaml(path)
     if not any(section in content for section in CONFIG_SECTIONS):
         return Source(path, content)
     model = content.get("model")
@@ -120,7 +118,7 @@ def _find(name: str) -> Source:
         return Source(path, {})
     if isinstance(decoder, str):
         preset = _config_file(decoder, beside=path.parent)
-        return Source(preset, _read_yaml(preset))
+        return Source(preset, read_yaml(preset))
     if not isinstance(decoder, Mapping):
         raise UserError(f"{path}: model.decoder {decoder}: must be settings, or a preset's name")
     return Source(path, decoder)
@@ -137,17 +135,6 @@ def _config_file(name: str, beside: Path | None = None) -> Path:
             return find_config(f"decoders/{name}")
         except UserError:
             raise UserError(str(error).removeprefix("--config ")) from error
-
-
-def _read_yaml(path: Path) -> Mapping[str, Any]:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path}: not a YAML file ({reason})") from error
-    if not isinstance(content, Mapping):
-        raise UserError(f"{path}: no settings in it; it must hold `name: value` lines")
-    return content
 
 
 def _as_flags(prefix: str, settings: Mapping[Any, Any]) -> Iterator[tuple[str, str]]:

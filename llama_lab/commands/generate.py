@@ -59,7 +59,7 @@ def build_parser(prog: str) -> Parser:
     parser = Parser(prog=prog, description=DESCRIPTION)
     parser.add_argument(
         "--ckpt_path",
-        type=str,
+        type=str | None,
         default=None,
         help="Checkpoint file, run folder, `best` or `last`; null: the newest run's best one "
         "under ./logs.",

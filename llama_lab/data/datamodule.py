@@ -86,9 +86,9 @@ class MappedBatches(Dataset[Batch]):
 class DeviceBatches:
     """The same batches, gathered on the device that holds the whole corpus."""
 
-    # Microbatches whose windows are computed together: one at a time would cost a small model
-    # on a fast device a noticeable part of its step.
-    BLOCK = 64
+    # Sequences whose windows are computed together: a microbatch at a time would cost a small
+    # model on a fast device a noticeable part of its step.
+    BLOCK = 4096
 
     def __init__(
         self, tokens: torch.Tensor, windows: TrainingWindows, share: Share, start: int
@@ -97,12 +97,13 @@ class DeviceBatches:
         self.steps = torch.arange(windows.context_length + 1, device=tokens.device)
 
     def __iter__(self) -> Iterator[Batch]:
-        for first in itertools.count(self.start, self.BLOCK):
-            numbers = range(first, first + self.BLOCK)
+        block = max(1, self.BLOCK // self.share.rows)
+        for first in itertools.count(self.start, block):
+            numbers = range(first, first + block)
             sequences = np.stack([self.share.sequences(number) for number in numbers])
             starts = self.windows.starts(sequences.reshape(-1)).reshape(sequences.shape)
             places = torch.from_numpy(starts).to(self.tokens.device)
-            for k in range(self.BLOCK):
+            for k in range(block):
                 ids = self.tokens[places[k, :, None] + self.steps].long()
                 yield Batch(ids[:, :-1], ids[:, 1:], sequences[k], starts[k])
 
@@ -257,11 +258,16 @@ class TextDataModule(LightningDataModule):
         grow, kept = (
             ("raise", self.val_fraction) if part == "validation" else ("lower", self.val_fraction)
         )
+        merged = (
+            "; bpe may have merged it into few tokens: lower --data.vocab_size"
+            if self.tokens.tokenizer.kind == "bpe"
+            else ""
+        )
         raise UserError(
             f"--data.corpus {self.corpus}: the {part} part has {tokens:,} tokens, but one sequence "
             f"needs {needed:,} (--model.decoder.context_length {self.context} and the token after "
             f"it); lower the context length, or {grow} --data.val_fraction {kept} or take a "
-            "longer text"
+            f"longer text{merged}"
         )
 
     def _check_division(self) -> None:

@@ -8,6 +8,8 @@ size of every file. The key is a hash of all that the ids follow from, so a fold
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import errno
 import hashlib
 import json
 import math
@@ -32,7 +34,7 @@ from llama_lab.data.tokenizers import (
     tokenizer_from_state,
     train_tokenizer,
 )
-from llama_lab.errors import UserError
+from llama_lab.errors import RunError, UserError
 
 FORMAT = 1  # part of every key: raise it when the files or what they hold change
 PART_FILES = {"train": "train.bin", "validation": "validation.bin"}
@@ -120,6 +122,8 @@ def prepare_store(request: StoreRequest) -> Path:
         settled_vocab_size(request.tokenizer, request.vocab_size)
     text = read_corpus(request.corpus, encoding=request.encoding, data_dir=request.data_dir)
     corpus_sha256 = _sha256(text.encode("utf-8"))
+    if (trained := _trained_store(request, fraction, corpus_sha256)) is not None:
+        return trained
     folder = request.cache_dir / _key(request, fraction, corpus_sha256)
     if _defect(folder) is not None:
         train_text, validation_text = split_text(text, fraction)
@@ -133,7 +137,8 @@ def prepare_store(request: StoreRequest) -> Path:
         try:
             _publish(folder, parts, tokenizer, info)
         except OSError as error:
-            raise UserError(
+            kind = RunError if error.errno in (errno.ENOSPC, errno.EDQUOT) else UserError
+            raise kind(
                 f"--data.cache_dir {shown(request.cache_dir)}: the token store cannot be written "
                 f"({error.strerror or one_line(error)}); make room there or name another folder"
             ) from error
@@ -181,6 +186,24 @@ def split_text(text: str, val_fraction: Fraction) -> tuple[str, str]:
     """The first floor((1 - val_fraction) * characters) characters, and the rest."""
     cut = math.floor((1 - val_fraction) * len(text))
     return text[:cut], text[cut:]
+
+
+def _trained_store(request: StoreRequest, fraction: Fraction, corpus_sha256: str) -> Path | None:
+    """The store of the run whose tokenizer is asked for, if it is still there.
+
+    It was written under the settings that the tokenizer was trained with, and holds the same ids.
+    """
+    if request.tokenizer_state is None:
+        return None
+    plain = dataclasses.replace(request, tokenizer_state=None)
+    try:
+        folder = request.cache_dir / _key(plain, fraction, corpus_sha256)
+    except UserError:  # settings under which nothing is trained
+        return None
+    if _defect(folder) is not None:
+        return None
+    state = json.loads((folder / TOKENIZER_FILE).read_text(encoding="utf-8"))
+    return folder if _canonical(state) == _canonical(request.tokenizer_state) else None
 
 
 def _key(request: StoreRequest, fraction: Fraction, corpus_sha256: str) -> str:

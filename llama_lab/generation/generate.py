@@ -6,7 +6,7 @@ Shapes: B batch, T time, D model width, V vocabulary.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from llama_lab.checkpoints import read_record
+from llama_lab.checkpoints import check_weights, read_record
 from llama_lab.data.tokenizers import Tokenizer, tokenizer_from_state
 from llama_lab.errors import UserError
 from llama_lab.generation.sampling import SamplingConfig, choose
@@ -237,25 +237,7 @@ def load_model(path: str | Path, device: str | torch.device = "cpu") -> LoadedMo
         )
     with torch.device("meta"):  # no weights are drawn that the file's would only replace
         decoder = Decoder(config)
-    _check_weights(decoder.state_dict(), record.weights, path)
+    check_weights(decoder.state_dict(), record)
     decoder.to_empty(device=device)
     decoder.load_state_dict(record.weights, strict=True)
     return LoadedModel(decoder.eval(), tokenizer, record.step)
-
-
-def _check_weights(
-    wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], path: str | Path
-) -> None:
-    faults = [f"{name} is missing" for name in wanted if name not in found]
-    faults += [f"{name} is not in the architecture" for name in found if name not in wanted]
-    faults += [
-        f"{name} has shape {list(found[name].shape)} instead of {list(tensor.shape)}"
-        for name, tensor in wanted.items()
-        if name in found and found[name].shape != tensor.shape
-    ]
-    if faults:
-        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-        raise UserError(
-            f"--ckpt_path {path}: weights and architecture differ: {faults[0]}{more}; "
-            "the file was edited or put together from two models, take another checkpoint"
-        )

@@ -111,6 +111,7 @@ def keep_likely(logits: Tensor, top_k: int | None, top_p: float | None) -> Tenso
     if top_p is not None and top_p < 1:
         probability = ranked.softmax(dim=-1)
         of_likelier = probability.cumsum(dim=-1) - probability
-        of_likelier[..., 0] = 0.0
-        ranked = ranked.masked_fill(of_likelier >= top_p, -math.inf)
+        drops = of_likelier >= top_p
+        drops[..., 0] = False  # also where p is too small for float32
+        ranked = ranked.masked_fill(drops, -math.inf)
     return torch.empty_like(ranked).scatter_(-1, ids, ranked)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from llama_lab.configs import find_config, nearest
+import yaml
+
+from llama_lab.configs import find_config, nearest, read_yaml
 from llama_lab.errors import UserError
 
 PREFIX = "LLAMA_LAB_"
 # Read by the program and its tests themselves; no settings of a run.
 NOT_SETTINGS = frozenset({"DEBUG", "TEST_DATA"})
+# Settings of `fit` that the other verbs have no use for.
+FIT_ALONE = ("--checkpoint_every",)
 CONFIG_FLAGS = ("--config", "-c")
 
 
@@ -37,8 +42,31 @@ def arrange(parser: Any, args: list[str] | None) -> list[str]:
             configs.append(pending.pop(0))
         else:
             raise UserError(f"{flag}: its value is missing; name a config file")
-    found = [f"--config={c if is_inline(c) else find_config(c)}" for c in configs]
+    found = [_config(parser, config) for config in configs]
     return [*found, *from_environment(parser), *rest]
+
+
+def _config(parser: Any, config: str) -> str:
+    """The argument for a config, which is a name, a path, or settings as text."""
+    path = config if is_inline(config) else str(find_config(config))
+    content = yaml.safe_load(config) if is_inline(config) else read_yaml(Path(path))
+    for name, value in flatten(content).items():
+        # Null in the place of a group would take away the defaults of all that is in it.
+        if value is None and any(f.startswith(f"--{name}.") for f in parser._option_string_actions):
+            raise UserError(f"{path}: {name} is null, but it is a group of settings; leave it out")
+    return f"--config={path}"
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as dotted names; lists and empty groups are leaves."""
+    leaves: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            leaves |= flatten(value, f"{name}.")
+        else:
+            leaves[name] = value
+    return leaves
 
 
 def is_inline(config: str) -> bool:
@@ -55,7 +83,9 @@ def from_environment(parser: Any) -> list[str]:
         if name == variable or name in NOT_SETTINGS:
             continue
         flag = "--" + name.lower().replace("__", ".")
-        if flag not in flags:
+        if flag in FIT_ALONE and flag not in flags:
+            continue
+        if flag not in flags or flag in CONFIG_FLAGS:
             guess = nearest(flag, flags)
             hint = f"; the nearest is {guess}" if guess else ""
             raise UserError(f"environment variable {variable}: no setting {flag}{hint}; unset it")

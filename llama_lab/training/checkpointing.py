@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import signal
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,10 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
 from llama_lab.checkpoints import load_file, write_atomically
-from llama_lab.errors import RunError, Stopped
+from llama_lab.errors import Stopped
 from llama_lab.training.module import LanguageModel
+from llama_lab.training.receipts import Receipt
+from llama_lab.training.soundness import check_finite
 from llama_lab.training.steps import finished_step, validation_due
 from llama_lab.training.stopping import StopSignals
 
@@ -51,8 +52,8 @@ class RunCheckpoints(Checkpoint):
     run is sound comes before the file: what is on disk is always a good place to go back to.
     """
 
-    def __init__(self, every: int, signals: StopSignals) -> None:
-        self.every, self.signals = every, signals
+    def __init__(self, every: int, signals: StopSignals, receipt: Receipt) -> None:
+        self.every, self.signals, self.receipt = every, signals, receipt
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """See to it that the run ends with a validation, however the budget divides."""
@@ -80,8 +81,6 @@ class RunCheckpoints(Checkpoint):
             return
         assert isinstance(pl_module, LanguageModel)
         step, run, loss = trainer.global_step, pl_module.run, pl_module.validation["val_loss"]
-        if not math.isfinite(loss):
-            raise diverged(pl_module, step, "validation loss", loss)
         if loss < run.best_loss:
             run.best_loss, run.best_step = loss, step
             self.save(trainer, pl_module, "best")
@@ -95,12 +94,15 @@ class RunCheckpoints(Checkpoint):
     def save(self, trainer: Trainer, pl_module: LightningModule, name: str) -> None:
         """Write a checkpoint, once the run is found sound and its records are on disk."""
         assert isinstance(pl_module, LanguageModel)
-        check_finite(trainer, pl_module)
+        check_finite(pl_module, trainer.global_step)
         for logger in trainer.loggers:
             logger.save()
         folder = pl_module.run.folder
         assert folder is not None
-        trainer.save_checkpoint(folder / "checkpoints" / f"{name}.ckpt")
+        path = folder / "checkpoints" / f"{name}.ckpt"
+        trainer.save_checkpoint(path)
+        pl_module.run.saved = path
+        self.receipt.write(trainer, pl_module, "running")
 
     @staticmethod
     def _end_with_validation(trainer: Trainer) -> None:
@@ -117,34 +119,4 @@ def stopped(signum: int, module: LightningModule, step: int) -> Stopped:
         signum,
         f"stopped by {name} at step {step:,}; everything is saved; go on with "
         f"`llama-lab fit --ckpt_path {folder}/checkpoints/last.ckpt`",
-    )
-
-
-def check_finite(trainer: Trainer, module: LanguageModel) -> None:
-    """Stop a run whose loss or weights are not finite; every process must ask at the same time.
-
-    Raises:
-        RunError: It names the step and the last good checkpoint.
-    """
-    step = module.meter.first_bad_step()
-    if step is not None:
-        raise diverged(module, step, "training loss")
-    norms = torch._foreach_norm([p.detach() for p in module.network.parameters()], torch.inf)
-    if not bool(torch.isfinite(torch.stack(norms)).all()):
-        raise diverged(module, trainer.global_step, "a weight")
-
-
-def diverged(module: LanguageModel, step: int, what: str, value: float = math.nan) -> RunError:
-    """The message for a run that left the finite numbers."""
-    folder = module.run.folder
-    last = None if folder is None else folder / "checkpoints" / "last.ckpt"
-    good = (
-        f"the last good checkpoint is {last}"
-        if last is not None and last.is_file()
-        else "no checkpoint was written before it"
-    )
-    shown = "infinite" if math.isinf(value) else "not finite"
-    return RunError(
-        f"{what} became {shown} at step {step}; {good}; lower --model.optimizer.lr, lengthen "
-        "--model.schedule.warmup_steps, or set --trainer.gradient_clip_val 1.0"
     )

@@ -26,6 +26,7 @@ from llama_lab.training.optimizers import (
     build_optimizer,
     lr_factor,
 )
+from llama_lab.training.soundness import diverged
 from llama_lab.training.state import LossMeter, RunState, hash_parts
 from llama_lab.training.steps import logged_step
 
@@ -251,11 +252,14 @@ class LanguageModel(LightningModule):
         values = {f"{prefix}_{name}": v for name, v in self.token_loss.compute().items()}
         self.token_loss.reset()
         self.validation = values
-        # For callbacks that watch a metric, such as EarlyStopping; the loggers get all digits.
-        self.log_dict(
-            {k: torch.tensor(v, dtype=torch.float32) for k, v in values.items()}, logger=False
-        )
-        if not self.trainer.sanity_checking:
+        fits = self.trainer.state.fn == "fit"
+        if fits and not math.isfinite(values["val_loss"]):
+            raise diverged(self, self.trainer.global_step, "the validation loss")
+        # For callbacks that watch a metric and for what `Trainer.validate` returns. A run's own
+        # records get all digits.
+        rounded = {k: torch.tensor(v, dtype=torch.float32) for k, v in values.items()}
+        self.log_dict(rounded, logger=not fits)
+        if fits and not self.trainer.sanity_checking:
             for logger in self.trainer.loggers:
                 logger.log_metrics(values, step=self.trainer.global_step)
 

@@ -22,7 +22,7 @@ PACKAGES = ("llama-lab", "torch", "lightning", "tokenizers", "numpy")
 
 
 class Receipt(Callback):
-    """Writes the receipt when training starts, after each validation, and at the end."""
+    """Writes the receipt when training starts, with each checkpoint, and at the end."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = config
@@ -30,16 +30,12 @@ class Receipt(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The part that is known before the first step."""
-        self._write(trainer, pl_module, "running")
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """What was consumed so far."""
-        if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            self._write(trainer, pl_module, "running")
+        self.write(trainer, pl_module, "running")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The finished run."""
-        self._write(trainer, pl_module, "finished")
+        """The finished run, or one that a callback stopped early."""
+        ended = trainer.global_step >= trainer.max_steps
+        self.write(trainer, pl_module, "finished" if ended else "stopped")
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
@@ -51,7 +47,8 @@ class Receipt(Callback):
             assert isinstance(pl_module, LanguageModel)
             self._save(pl_module)
 
-    def _write(self, trainer: Trainer, module: LightningModule, state: str) -> None:
+    def write(self, trainer: Trainer, module: LightningModule, state: str) -> None:
+        """Write what was consumed so far; every process must ask at the same time."""
         assert isinstance(module, LanguageModel)
         order = module.run.total_order()  # a collective: every process takes part
         if not trainer.is_global_zero:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from llama_lab.checkpoints import Record
 from llama_lab.errors import UserError
 from llama_lab.model.settings import shown
+from llama_lab.training.arguments import flatten
 
 TRAINER_DEFAULTS: dict[str, Any] = {
     "max_steps": 1000,
@@ -35,9 +37,11 @@ DECIDED: dict[str, tuple[tuple[Any, ...], str]] = {
     ),
     "use_distributed_sampler": ((False,), "each process computes which sequences are its own"),
     "reload_dataloaders_every_n_epochs": ((0,), "batches have no epochs"),
+    "max_time": ((None,), "the budget is --trainer.max_steps; Ctrl-C and SIGTERM save the run"),
     "limit_train_batches": ((None, 1.0), "shorten a run with --trainer.max_steps"),
     "limit_val_batches": ((None, 1.0), "validation scores every target once"),
     "limit_test_batches": ((None, 1.0), "the test scores every target once"),
+    "limit_predict_batches": ((None, 1.0), "this command predicts nothing"),
     "overfit_batches": ((0, 0.0), "give a short text with --data.corpus"),
     "fast_dev_run": ((False,), "for a quick try set --trainer.max_steps 2"),
     "barebones": ((False,), "a run keeps its records"),
@@ -46,6 +50,8 @@ DECIDED: dict[str, tuple[tuple[Any, ...], str]] = {
     "enable_autolog_hparams": ((False,), "the settings are in config.yaml"),
     "num_sanity_val_steps": ((0,), "data and sizes are checked before the first step"),
 }
+
+HALF_PRECISIONS = (16, "16", "16-mixed", "16-true")
 
 # What may change when a run is resumed; everything else must be as it was.
 FREE_ON_RESUME = (
@@ -66,7 +72,6 @@ FREE_ON_RESUME = (
     "trainer.enable_progress_bar",
     "trainer.default_root_dir",
     "trainer.max_steps",
-    "trainer.max_time",
     "data.num_workers",
     "data.cache_dir",
     "data.corpus",  # the tokens themselves are compared
@@ -74,6 +79,17 @@ FREE_ON_RESUME = (
 # What scoring may choose: the text and the machine, not the model.
 FREE_TO_SCORE = ("ckpt_path", "config", "trainer", "data")
 FIXED_TO_SCORE = ("data.tokenizer", "data.vocab_size")
+IDLE_TO_SCORE = (
+    "trainer.max_steps",
+    "trainer.val_check_interval",
+    "trainer.log_every_n_steps",
+    "trainer.gradient_clip_val",
+    "trainer.gradient_clip_algorithm",
+    "trainer.accumulate_grad_batches",
+    "trainer.detect_anomaly",
+    "data.num_workers",
+    "model.init_from",
+)
 # What comes with weights, and what of that a new run may still choose.
 OF_WEIGHTS = ("model.decoder", "data.tokenizer", "data.vocab_size")
 FREE_WITH_WEIGHTS = (
@@ -81,18 +97,6 @@ FREE_WITH_WEIGHTS = (
     "model.decoder.init",
     "model.decoder.context_length",
 )
-
-
-def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings as dotted names; lists and empty groups are leaves."""
-    leaves: dict[str, Any] = {}
-    for key, value in values.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value:
-            leaves |= flatten(value, f"{name}.")
-        else:
-            leaves[name] = value
-    return leaves
 
 
 def saved_settings(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,15 +112,17 @@ def settings_for(verb: str, record: Record) -> dict[str, Any]:
     """
     if verb == "fit":
         return dict(record.config)
-    kept = {k: v for k, v in record.config.items() if k not in ("checkpoint_every", "trainer")}
-    return {**kept, "trainer": {"precision": record.config["trainer"]["precision"]}}
+    settings = record.settings
+    kept = {k: v for k, v in settings.items() if k not in ("checkpoint_every", "trainer")}
+    precision = settings.get("trainer", {}).get("precision", TRAINER_DEFAULTS["precision"])
+    return {**kept, "trainer": {"precision": precision}}
 
 
 def settings_of_weights(record: Record) -> dict[str, Any]:
     """The settings that a checkpoint's weights bring into a new run."""
-    data = record.config["data"]
+    data = record.settings["data"]
     return {
-        "model": {"decoder": record.config["model"]["decoder"]},
+        "model": {"decoder": record.settings["model"]["decoder"]},
         "data": {key: data[key] for key in ("tokenizer", "vocab_size")},
     }
 
@@ -132,7 +138,12 @@ def refuse_contradictions(use: str, record: Record, explicit: Mapping[str, Any])
     Raises:
         UserError: It names every such setting with both values.
     """
-    saved = flatten(record.config)
+    saved = flatten(record.settings)
+    if use == "fit" and not record.resumable:
+        raise UserError(
+            f"checkpoint {record.path} lacks what a run needs to go on (its settings, optimiser or "
+            "loops); begin a new run from its weights with --model.init_from"
+        )
     differing = [
         f"--{name} is {shown(saved.get(name))} there and {shown(value)} here"
         for name, value in explicit.items()
@@ -180,7 +191,7 @@ def check_run(verb: str, config: Any, record: Record | None) -> None:
     for name, (allowed, reason) in DECIDED.items():
         value = trainer[name]
         _require(
-            value in allowed,
+            any(type(value) is type(a) and value == a for a in allowed),
             f"--trainer.{name} {shown(value)} does not apply here: {reason}; "
             f"set --trainer.{name} {shown(allowed[0])}",
         )
@@ -189,6 +200,7 @@ def check_run(verb: str, config: Any, record: Record | None) -> None:
         "--trainer.logger false: metrics.csv and TensorBoard are how runs are compared; "
         "set --trainer.logger null",
     )
+    _check_machine(trainer)
     if not trainer["gradient_clip_val"] and trainer["gradient_clip_algorithm"]:
         raise UserError(
             f"--trainer.gradient_clip_algorithm {trainer['gradient_clip_algorithm']} would do "
@@ -197,6 +209,60 @@ def check_run(verb: str, config: Any, record: Record | None) -> None:
         )
     if verb == "fit":
         _check_budget(config, record)
+
+
+# Callbacks that would break a promise, with the way to what they are for.
+REFUSED_CALLBACKS = {
+    "GradientAccumulationScheduler": "a step has a fixed batch; use "
+    "--trainer.accumulate_grad_batches",
+    "OnExceptionCheckpoint": "a run is saved when it is stopped; go on with --ckpt_path last",
+    "Timer": "the budget is --trainer.max_steps",
+}
+
+
+def _check_machine(trainer: Any) -> None:
+    accumulation, clip = trainer["accumulate_grad_batches"], trainer["gradient_clip_val"]
+    _require(
+        isinstance(accumulation, int) and accumulation >= 1,
+        f"--trainer.accumulate_grad_batches {shown(accumulation)}: must be 1 or more",
+    )
+    _require(
+        clip is None or 0 <= clip < math.inf,
+        f"--trainer.gradient_clip_val {clip}: must be above 0, or null for no clipping",
+    )
+    strategy = trainer["strategy"]
+    _require(
+        not isinstance(strategy, str) or not strategy.endswith(("spawn", "notebook")),
+        f"--trainer.strategy {strategy}: processes are started by command; use ddp",
+    )
+    callbacks = trainer["callbacks"] or []
+    for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
+        name = str(callback["class_path"]).rsplit(".", 1)[-1]
+        _require(
+            name not in REFUSED_CALLBACKS,
+            f"--trainer.callbacks {name}: {REFUSED_CALLBACKS.get(name)}",
+        )
+
+
+def refuse_null(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Refuse null where a setting or a group has no use for it.
+
+    A setting that takes null has null as its default, save the trainer's, which Lightning reads.
+    """
+    for name, value in flatten(config).items():
+        takes_null = defaults.get(name, ...) is None or name.startswith("trainer.")
+        if value is None and not takes_null:
+            default = defaults.get(name, ...)
+            remedy = "leave it out" if default is ... else f"its default is {shown(default)}"
+            raise UserError(f"--{name} null: must have a value; {remedy}")
+
+
+def refuse_idle_to_score(verb: str, args: list[str]) -> None:
+    """Refuse flags of the command line that change nothing when a checkpoint is scored."""
+    for word in args:
+        name = word.partition("=")[0].removeprefix("--")
+        if _under(name, IDLE_TO_SCORE):
+            raise UserError(f"--{name} would do nothing: {verb} trains nothing; leave it out")
 
 
 def _check_budget(config: Any, record: Record | None) -> None:

@@ -23,6 +23,7 @@ class RunState:
 
     Attributes:
         folder: ``logs/<name>/<run>``; None until the run has one.
+        saved: The checkpoint written, or resumed from, last.
         sequences: Sequences consumed by finished optimiser steps, over all devices.
         order: Digest of (sequence, window) pairs that this process consumed since it started.
         order_before: The same, of all processes, up to the checkpoint this one resumed from.
@@ -33,6 +34,7 @@ class RunState:
     """
 
     folder: Path | None = None
+    saved: Path | None = None
     sequences: int = 0
     order: OrderDigest = field(default_factory=OrderDigest)
     order_before: OrderDigest = field(default_factory=OrderDigest)

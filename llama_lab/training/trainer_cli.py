@@ -11,12 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
 import yaml
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
-from llama_lab.checkpoints import Record, read_record
+from llama_lab.checkpoints import Record, check_weights, read_record
 from llama_lab.configs import (
     DEFAULT_RUN_NAME,
     check_run_name,
@@ -27,9 +29,15 @@ from llama_lab.configs import (
 )
 from llama_lab.data.datamodule import TextDataModule
 from llama_lab.errors import UserError
+from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.parsing import readable
 from llama_lab.training import rules
-from llama_lab.training.arguments import arrange, first_config_stem, without_print_config
+from llama_lab.training.arguments import (
+    arrange,
+    first_config_stem,
+    flatten,
+    without_print_config,
+)
 from llama_lab.training.callbacks import StepMetrics, StepSeeds, ValidationRecord
 from llama_lab.training.checkpointing import AtomicCheckpointIO, RunCheckpoints
 from llama_lab.training.module import LanguageModel
@@ -117,14 +125,19 @@ class LabCLI(LightningCLI):
         """Parse twice: what was said explicitly, then that on top of what the checkpoint says."""
         ordered = arrange(parser, args)
         said = parser.parse_args(without_print_config(ordered), defaults=False)
-        explicit = rules.flatten(said.as_dict())
-        name = explicit.get("name") or first_config_stem(ordered)
-        base: dict[str, Any] = {"name": check_run_name(name or DEFAULT_RUN_NAME)}
-        path = self._checkpoint(explicit, name)
+        explicit = flatten(said.as_dict())
+        said_name = explicit.get("name") or first_config_stem(ordered)
+        name = said_name
+        name = name or DEFAULT_RUN_NAME
+        base: dict[str, Any] = {"name": check_run_name(name)}
+        if self.verb != "fit":
+            rules.refuse_idle_to_score(self.verb, args)
+        path = self._checkpoint(explicit, said_name)
         if path is not None:
             self.record = read_record(path)
+            check_architecture(self.record)
             rules.refuse_contradictions(self.verb, self.record, explicit)
-            base = rules.settings_for(self.verb, self.record)
+            base |= rules.settings_for(self.verb, self.record)
         elif start := explicit.get("model.init_from"):
             logs = logs_folder(explicit.get("trainer.default_root_dir"))
             self.record = read_record(find_checkpoint(start, logs, flag="--model.init_from"))
@@ -133,6 +146,9 @@ class LabCLI(LightningCLI):
         self.resumes = path is not None
         self.ckpt_path = path
         self.config = parser.parse_args([f"--config={yaml.safe_dump(base)}", *ordered])
+        if self.config["name"] is None:
+            self.config["name"] = base["name"]
+        rules.refuse_null(self.config.as_dict(), flatten(parser.get_defaults().as_dict()))
         dumped = parser.dump(self.config, skip_none=False, format="yaml")
         self.settings = rules.saved_settings(yaml.safe_load(dumped))
         # Here and not in a later hook: LightningCLI is about to turn a seed of true into a number.
@@ -143,7 +159,7 @@ class LabCLI(LightningCLI):
         if spec is None and self.verb == "fit":
             return None
         logs = logs_folder(explicit.get("trainer.default_root_dir"))
-        return find_checkpoint(spec or "best", logs, name)
+        return find_checkpoint("best" if spec is None else spec, logs, name)
 
     # ---- construction ------------------------------------------------------------------------
 
@@ -160,6 +176,7 @@ class LabCLI(LightningCLI):
         if self.resumes and self.record is not None:
             # Its weights are in the checkpoint; the file that they once came from may be gone.
             self.model.init_from = None
+            self.model.run.saved = self.ckpt_path
             if self.verb == "fit":
                 self.datamodule.expect_store(self.record.progress["store_digest"])
         self.trainer = self.instantiate_trainer()
@@ -170,11 +187,15 @@ class LabCLI(LightningCLI):
         own = self.run_callbacks() if self.verb == "fit" else []
         callbacks = trainer["callbacks"] or []
         plugins = trainer["plugins"] or []
-        return super().instantiate_trainer(
+        interval = trainer["val_check_interval"]
+        if self.verb == "fit":  # Lightning counts microbatches here
+            interval *= trainer["accumulate_grad_batches"]
+        return build_trainer(
+            super().instantiate_trainer,
+            precision=trainer["precision"],
             callbacks=[*(callbacks if isinstance(callbacks, list) else [callbacks]), *own],
             plugins=[*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()],
-            # Lightning counts microbatches here.
-            val_check_interval=trainer["val_check_interval"] * trainer["accumulate_grad_batches"],
+            val_check_interval=interval,
             logger=False if trainer["logger"] in (None, True) else trainer["logger"],
             enable_progress_bar=False,  # RunProgress takes its place
             **kwargs,
@@ -186,7 +207,7 @@ class LabCLI(LightningCLI):
         folder = run_folder_of(self.ckpt_path) if self.ckpt_path else None
         logs = logs_folder(config["trainer.default_root_dir"])
         self.metrics, self.samples = StepMetrics(), ValidationRecord()
-        signals = StopSignals()
+        signals, receipt = StopSignals(), Receipt(self.settings)
         every = config["checkpoint_every"] or config["trainer.val_check_interval"]
         return [
             RunFolder(logs, config["name"], self.settings, folder),
@@ -194,9 +215,9 @@ class LabCLI(LightningCLI):
             self.metrics,
             self.samples,
             RunProgress(self.metrics, bar=config["trainer.enable_progress_bar"] is not False),
-            Receipt(self.settings),
+            receipt,
             signals,
-            RunCheckpoints(every, signals),
+            RunCheckpoints(every, signals, receipt),
         ]
 
     # ---- the verbs ---------------------------------------------------------------------------
@@ -238,6 +259,28 @@ class LabCLI(LightningCLI):
             raise unwritable(there, OSError(reason))
 
 
+def check_architecture(record: Record) -> None:
+    """Hold a checkpoint's weights against its architecture, before anything is built for real."""
+    with torch.device("meta"):
+        wanted = Decoder(DecoderConfig.from_dict(record.decoder)).state_dict()
+    check_weights(wanted, record)
+
+
+def build_trainer(build: Callable[..., Trainer], *, precision: object, **settings: Any) -> Trainer:
+    """Lightning's trainer; what it refuses is told in one line."""
+    try:
+        trainer = build(**settings)
+    except (MisconfigurationException, ValueError, TypeError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"--trainer: {reason}") from error
+    if trainer.strategy.root_device.type == "cpu" and precision in rules.HALF_PRECISIONS:
+        raise UserError(
+            f"--trainer.precision {precision}: half precision needs a GPU (Lightning would take "
+            "another without asking); set bf16-mixed or 32-true"
+        )
+    return trainer
+
+
 def main(verb: str, args: list[str]) -> int:
     """Run one verb with its arguments.
 
@@ -267,5 +310,6 @@ def quiet() -> None:
         r".*lr_scheduler\.step\(\). before .optimizer\.step\(\).*",
         r".*tensorboardX. has been removed.*",
         r".*treespec, LeafSpec.*",
+        r"You called `self.log.*but have no logger configured.*",
     ):
         warnings.filterwarnings("ignore", message=pattern)

@@ -146,3 +146,10 @@ def test_logits_that_are_not_finite_end_the_run_in_words(temperature, bad):
     logits[0] = 1.0
     with pytest.raises(RunError, match="not finite"):
         choose(logits, SamplingConfig(temperature=temperature), generator())
+
+
+@pytest.mark.parametrize("top_p", [1e-300, 1e-8])
+def test_a_tiny_top_p_leaves_the_likeliest_id(top_p: float) -> None:
+    logits = torch.tensor([[0.0, 2.0, 1.0]])
+    config = SamplingConfig(temperature=1.0, top_p=top_p)
+    assert int(choose(logits, config, torch.Generator().manual_seed(0))) == 1

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from llama_lab.cli import main
 from tests.training.conftest import TEXT, Lab, flags, start
@@ -179,13 +180,125 @@ def test_a_signal_while_scoring_ends_with_its_code(lab: Lab) -> None:
     Path("long.txt").write_text(TEXT * 200)
     arguments = ("--data.corpus", "long.txt", "--data.batch_size", "1")
     process = start(lab.folder, "validate", *arguments)
-    store = lab.folder / "data" / "cache"
-    before = len(list(store.iterdir()))
+    stores = lab.folder / "data" / "cache"
     end = time.monotonic() + 60
-    while len([p for p in store.iterdir() if (p / "info.json").is_file()]) == before:
+    while not any("long.txt" in p.read_text() for p in stores.glob("*/info.json")):
         assert time.monotonic() < end
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 143, err
     assert err == "llama-lab: stopped by SIGTERM\n"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"trainer__limit_val_batches": 1}, ["limit_val_batches 1", "every target"]),
+        ({"trainer__limit_train_batches": 1}, ["limit_train_batches 1", "max_steps"]),
+        ({"trainer__gradient_clip_val": -1}, ["gradient_clip_val -1", "null"]),
+        ({"trainer__max_time": "00:00:01:00"}, ["max_time", "max_steps"]),
+        ({"trainer__accumulate_grad_batches": 0}, ["accumulate_grad_batches 0"]),
+        ({"trainer__strategy": "ddp_spawn"}, ["ddp_spawn", "ddp"]),
+        ({"trainer__strategy": "foo"}, ["--trainer", "foo"]),
+        ({"trainer__accelerator": "foo"}, ["--trainer", "foo"]),
+        ({"trainer__devices": 0}, ["--trainer", "0"]),
+        ({"trainer__precision": "16-mixed"}, ["16-mixed", "bf16-mixed"]),
+        ({"trainer__profiler": "foo"}, ["--trainer", "profiler"]),
+        ({"model__optimizer__betas": 0.9}, ["betas", "0.9", "list"]),
+        ({"model__optimizer__betas": "[0.9]"}, ["betas", "2 values"]),
+        ({"data__batch_size": None}, ["--data.batch_size null", "whole number"]),
+        ({"trainer__max_steps": None}, ["max_steps null"]),
+        ({"name": "x" * 300}, ["--name", "100"]),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_more_settings(lab: Lab, changes: dict[str, object], words: list[str]) -> None:
+    line = lab.refused("fit", *flags(**changes))
+    for word in words:
+        assert word in line
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "model: null",
+        "trainer: null",
+        "model: {optimizer: null}",
+        "model: {decoder: {norm: null}}",
+        "model: {optimizer: {betas: null}}",
+        "data: {corpus: null}",
+        "# nothing\n",
+        "- a list",
+        "a: [",
+        "caf\xe9: 1",
+    ],
+)
+def test_configs_that_hold_nothing_where_something_belongs(lab: Lab, text: str) -> None:
+    Path("odd.yaml").write_bytes(text.encode("latin-1"))
+    argv = [f for f in flags() if not f.startswith("--data.corpus")]
+    line = lab.refused("fit", "--config", "odd.yaml", *argv)
+    named = text.split(":")[0] if "null" in text else "odd.yaml"
+    assert named in line
+
+
+def test_a_callback_that_would_change_the_work_is_refused(lab: Lab) -> None:
+    line = lab.refused(
+        "fit",
+        *flags(),
+        "--trainer.callbacks=GradientAccumulationScheduler",
+        "--trainer.callbacks.scheduling={0: 4}",
+    )
+    assert "--trainer.accumulate_grad_batches" in line
+
+
+def test_flags_that_score_nothing_are_refused(lab: Lab) -> None:
+    lab.fit()
+    for flag in ("--trainer.max_steps=5", "--data.num_workers=2"):
+        assert "would do nothing" in lab.refused("validate", flag)
+
+
+@pytest.mark.parametrize("content", [b"hello", b"a: 1", b"\x80\x02K\x01.", b"PK\x03\x04"])
+def test_files_that_are_no_checkpoints(lab: Lab, content: bytes) -> None:
+    Path("odd.ckpt").write_bytes(content)
+    for argv in (["fit"], ["validate"], ["generate"]):
+        assert "odd.ckpt" in lab.refused(*argv, "--ckpt_path", "odd.ckpt")
+    assert "odd.ckpt" in lab.refused("describe", "odd.ckpt")
+    assert "odd.ckpt" in lab.refused("fit", *flags(model__init_from="odd.ckpt"))
+
+
+def test_a_folder_that_only_looks_like_a_run_is_left_alone(lab: Lab) -> None:
+    lab.fit()
+    Path("mine/checkpoints").mkdir(parents=True)
+    Path("mine/config.yaml").write_text("mine: true\n")
+    last = lab.run() / "checkpoints" / "last.ckpt"
+    Path("mine/checkpoints/last.ckpt").write_bytes(last.read_bytes())
+    path = "mine/checkpoints/last.ckpt"
+    assert lab("fit", "--ckpt_path", path, "--trainer.max_steps=14").code == 0
+    assert Path("mine/config.yaml").read_text() == "mine: true\n"
+    assert (lab.run(1) / "receipt.json").is_file()
+
+
+def test_the_newest_run_without_a_checkpoint_is_not_passed_over(lab: Lab) -> None:
+    lab.fit()
+    (lab.run(1) / "checkpoints").mkdir(parents=True)
+    (lab.run(1) / "config.yaml").write_text("a: 1\n")
+    line = lab.refused("fit", "--ckpt_path", "last", "--name", "tiny", "--trainer.max_steps=14")
+    assert "run_1" in line
+
+
+def test_weights_alone_cannot_be_resumed_and_the_message_says_what_can_be_done(lab: Lab) -> None:
+    lab.fit()
+    path = lab.run() / "checkpoints" / "last.ckpt"
+    contents = torch.load(path, weights_only=True)
+    keep = ("state_dict", "global_step", "llama_lab", "pytorch-lightning_version")
+    torch.save({k: contents[k] for k in keep}, "weights.ckpt")
+    line = lab.refused("fit", "--ckpt_path", "weights.ckpt", "--trainer.max_steps=14")
+    assert "--model.init_from" in line
+    assert lab("validate", "--ckpt_path", "weights.ckpt").code == 0
+    assert lab("fit", *flags(model__init_from="weights.ckpt")).code == 0
+    del contents["state_dict"]["decoder.final_norm.weight"]
+    torch.save(contents, "torn.ckpt")
+    for verb in ("fit", "validate", "generate"):
+        line = lab.refused(verb, "--ckpt_path", "torn.ckpt")
+        assert "final_norm.weight is missing" in line

@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from lightning.pytorch import Trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from llama_lab.data.datamodule import TextDataModule
+from llama_lab.model.decoder import DecoderConfig
 from llama_lab.training.module import LanguageModel
 from tests.training.conftest import Lab, equal_weights, flags, write_yaml
 
@@ -180,10 +183,6 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_step_and_checkpoint(l
     assert "step" in outcome.err
     assert "checkpoint" in outcome.err
     assert len(outcome.err.strip().splitlines()) == 1
-    last = lab.run() / "checkpoints" / "last.ckpt"
-    if last.is_file():
-        weights = lab.checkpoint()["state_dict"].values()
-        assert all(torch.isfinite(w).all() for w in weights)
     assert json.loads((lab.run() / "receipt.json").read_text())["state"] == "failed"
 
 
@@ -230,3 +229,87 @@ def test_bpe_run_trains_and_generates_from_the_checkpoint_alone(
     assert outcome.code == 0, outcome.err
     assert outcome.out.startswith("4 times")
     assert sorted(Path().iterdir()) == [Path("model.ckpt")]
+
+
+def test_divergence_names_the_last_good_checkpoint(lab: Lab) -> None:
+    settings = {
+        "trainer__max_steps": 300,
+        "trainer__val_check_interval": 2,
+        "checkpoint_every": 1000,
+        "model__optimizer__lr": 1e5,
+        "model__schedule__warmup_steps": 300,
+        "trainer__gradient_clip_val": None,
+    }
+    outcome = lab("fit", *flags(**settings))
+    assert outcome.code == 1
+    assert len(outcome.err.strip().splitlines()) == 1
+    best = lab.run() / "checkpoints" / "best.ckpt"
+    assert str(best.relative_to(lab.folder)) in outcome.err
+    assert "not finite at step" in outcome.err
+    assert all(torch.isfinite(w).all() for w in lab.checkpoint("best")["state_dict"].values())
+
+
+def test_the_receipt_of_a_failed_run_speaks_of_its_last_checkpoint(lab: Lab) -> None:
+    settings = {"trainer__max_steps": 300, "model__optimizer__lr": 1e5, "checkpoint_every": 1}
+    lab(
+        "fit",
+        *flags(**settings, model__schedule__warmup_steps=300, trainer__gradient_clip_val=None),
+    )
+    receipt = json.loads((lab.run() / "receipt.json").read_text())
+    step = lab.checkpoint()["global_step"]
+    assert step > 0
+    assert (receipt["state"], receipt["steps"]) == ("failed", step)
+    assert receipt["sequences"] == step * 8
+    assert int(receipt["order"], 16)
+
+
+def test_early_stopping_stops_and_the_run_says_where(lab: Lab) -> None:
+    outcome = lab(
+        "fit",
+        *flags(trainer__max_steps=500, trainer__val_check_interval=2),
+        "--trainer.callbacks=EarlyStopping",
+        "--trainer.callbacks.monitor=val_loss",
+        "--trainer.callbacks.stopping_threshold=100",
+    )
+    assert outcome.code == 0, outcome.err
+    assert lab.checkpoint()["global_step"] == 2
+    assert json.loads((lab.run() / "receipt.json").read_text())["state"] == "stopped"
+
+
+def test_a_second_run_and_a_resume_find_the_store_of_the_first(lab: Lab) -> None:
+    lab.fit(data__tokenizer="bpe", data__vocab_size=300)
+    lab.fit(data__tokenizer="bpe", data__vocab_size=300)
+    assert lab("fit", "--ckpt_path", "last", "--trainer.max_steps=14").code == 0
+    assert lab("validate").code == 0
+    assert len(list((lab.folder / "data" / "cache").iterdir())) == 1
+
+
+def test_the_python_interface_trains_scores_and_goes_on(lab: Lab) -> None:
+    def trainer() -> Trainer:
+        return Trainer(
+            max_steps=4,
+            accelerator="cpu",
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            val_check_interval=2,
+            check_val_every_n_epoch=None,
+        )
+
+    config = DecoderConfig(dim=16, n_layers=1, context_length=16)
+    model, data = LanguageModel(decoder=config), TextDataModule(corpus="text.txt", batch_size=8)
+    running = trainer()
+    running.fit(model, datamodule=data)
+    (scores,) = trainer().validate(model, datamodule=data)
+    assert scores["val_targets"] == 1211
+    running.save_checkpoint("python.ckpt")
+    for argv in (["validate"], ["generate", "--max_new_tokens=5"]):
+        outcome = lab(*argv, "--ckpt_path", "python.ckpt")
+        assert outcome.code == 0, outcome.err
+    again = lab(
+        "fit",
+        *[f for f in flags(model__init_from="python.ckpt") if "model.decoder" not in f],
+    )
+    assert again.code == 0, again.err
+    assert "--model.init_from" in lab.refused("fit", "--ckpt_path", "python.ckpt")
