@@ -310,6 +310,7 @@ def quiet() -> None:
         r".*lr_scheduler\.step\(\). before .optimizer\.step\(\).*",
         r".*tensorboardX. has been removed.*",
         r".*treespec, LeafSpec.*",
+        r"You passed `Trainer\(accelerator='cpu', precision=.*",
         r"You called `self.log.*but have no logger configured.*",
     ):
         warnings.filterwarnings("ignore", message=pattern)

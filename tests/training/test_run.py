@@ -304,7 +304,8 @@ def test_the_python_interface_trains_scores_and_goes_on(lab: Lab) -> None:
     (scores,) = trainer().validate(model, datamodule=data)
     assert scores["val_targets"] == 1211
     running.save_checkpoint("python.ckpt")
-    for argv in (["validate"], ["generate", "--max_new_tokens=5"]):
+    score = ["validate", "--data.corpus=text.txt"]
+    for argv in (score, ["generate", "--max_new_tokens=5"]):
         outcome = lab(*argv, "--ckpt_path", "python.ckpt")
         assert outcome.code == 0, outcome.err
     again = lab(
