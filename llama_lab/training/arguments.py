@@ -50,9 +50,10 @@ def _config(parser: Any, config: str) -> str:
     """The argument for a config, which is a name, a path, or settings as text."""
     path = config if is_inline(config) else str(find_config(config))
     content = yaml.safe_load(config) if is_inline(config) else read_yaml(Path(path))
+    flags = [flag for flag in parser._option_string_actions if not flag.endswith(".help")]
     for name, value in flatten(content).items():
         # Null in the place of a group would take away the defaults of all that is in it.
-        if value is None and any(f.startswith(f"--{name}.") for f in parser._option_string_actions):
+        if value is None and any(flag.startswith(f"--{name}.") for flag in flags):
             raise UserError(f"{path}: {name} is null, but it is a group of settings; leave it out")
     return f"--config={path}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 from collections.abc import Mapping
@@ -50,6 +51,28 @@ DECIDED: dict[str, tuple[tuple[Any, ...], str]] = {
     "enable_autolog_hparams": ((False,), "the settings are in config.yaml"),
     "num_sanity_val_steps": ((0,), "data and sizes are checked before the first step"),
 }
+
+# What Lightning's own words would get wrong here.
+TRAINER_HELP = {
+    "max_steps": "Optimiser steps of the run: its budget, which the schedule reads.",
+    "val_check_interval": "Optimiser steps between validations; the last step has one always.",
+    "log_every_n_steps": "Optimiser steps between logged metrics.",
+    "accumulate_grad_batches": "Microbatches that data.batch_size is divided into on each device.",
+    "gradient_clip_val": "Norm to which gradients are clipped; null does not clip.",
+    "enable_progress_bar": "Draw a bar on a terminal; false prints lines there too.",
+    "default_root_dir": "Folder that logs/ is in; null means here.",
+    "logger": "Loggers beside metrics.csv and TensorBoard, which every run has.",
+    "callbacks": "Callbacks beside those of every run, such as EarlyStopping on val_loss.",
+    "precision": "32-true, or bf16-mixed for weights in float32 and arithmetic in bfloat16.",
+}
+
+
+def trainer_help(name: str, words: str) -> str:
+    """The line of a trainer's flag in ``--help``; none for what is decided here."""
+    if name in DECIDED:
+        return argparse.SUPPRESS
+    return TRAINER_HELP.get(name) or words.partition(". ")[0].rstrip(".") + "."
+
 
 HALF_PRECISIONS = (16, "16", "16-mixed", "16-true")
 
@@ -185,7 +208,7 @@ def check_run(verb: str, config: Any, record: Record | None) -> None:
     trainer = config["trainer"]
     seed = config["seed_everything"]
     _require(
-        isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed < 2**32,
+        seed is not None and 0 <= seed < 2**32,
         f"--seed_everything {shown(seed)}: a run is repeatable; give a number from 0 to 2**32 - 1",
     )
     for name, (allowed, reason) in DECIDED.items():

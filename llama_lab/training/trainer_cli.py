@@ -88,10 +88,23 @@ class LabCLI(LightningCLI):
 
     # ---- parsing -----------------------------------------------------------------------------
 
+    def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """The seed; Lightning's own would take true for a seed that nobody chose."""
+        parser.add_argument(
+            "--seed_everything",
+            type=int,
+            default=self.seed_everything_default,
+            help="Seed of the initial weights, the order of the data, and dropout.",
+        )
+
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Trainer, model and data; their seed is ``--seed_everything``."""
         parser.add_class_arguments(Trainer, "trainer", instantiate=False, fail_untyped=False)
         parser.set_defaults({f"trainer.{k}": v for k, v in self.trainer_defaults.items()})
+        for action in parser._actions:
+            owner_key, _, name = action.dest.partition("trainer.")
+            if name and not owner_key and isinstance(action.help, str):
+                action.help = rules.trainer_help(name, action.help)
         for owner, key in ((LanguageModel, "model"), (TextDataModule, "data")):
             parser.add_class_arguments(
                 owner, key, skip={"seed"}, fail_untyped=False, sub_configs=True
