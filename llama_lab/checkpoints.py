@@ -206,7 +206,10 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
             Path(temporary).unlink(missing_ok=True)
         if not isinstance(error, OSError | RuntimeError):  # torch.save wraps a full disk
             raise
-        reason = getattr(error, "strerror", None) or error
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, OSError):
+            cause = cause.__cause__ or cause.__context__
+        reason = cause.strerror if cause is not None and cause.strerror else error
         raise RunError(
             f"cannot write {path} ({reason}); what stood there before is untouched"
         ) from error
