@@ -15,7 +15,6 @@ from llama_lab.generation.generate import sample_text
 from llama_lab.generation.sampling import SamplingConfig
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.records import RunEvents
-from llama_lab.training.soundness import check_finite
 from llama_lab.training.steps import finished_step, logged_step
 
 SAMPLE_TOKENS = 200
@@ -89,7 +88,7 @@ class StepMetrics(Callback):
         self.steps += 1
         reads_freely = trainer.world_size == 1 and pl_module.device.type == "cpu"
         if reads_freely and pl_module.meter.first_bad_step() is not None:
-            check_finite(pl_module, step)
+            pl_module.check_finite()
         if logged_step(trainer, step) or step == trainer.max_steps:
             self.report(trainer, pl_module, step, data)
 
@@ -99,7 +98,7 @@ class StepMetrics(Callback):
         """Read the device once and send the interval's metrics to the loggers."""
         mean, bad = module.meter.read_synced()
         if bad or not math.isfinite(mean):
-            check_finite(module, step)
+            module.check_finite()
         now = time.monotonic()
         tokens = self.steps * data.batch_size * data.context
         self.latest = {

@@ -15,7 +15,6 @@ from llama_lab.checkpoints import load_file, write_atomically
 from llama_lab.errors import Stopped
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.receipts import Receipt
-from llama_lab.training.soundness import check_finite
 from llama_lab.training.steps import finished_step, validation_due
 from llama_lab.training.stopping import StopSignals
 
@@ -94,7 +93,7 @@ class RunCheckpoints(Checkpoint):
     def save(self, trainer: Trainer, pl_module: LightningModule, name: str) -> None:
         """Write a checkpoint, once the run is found sound and its records are on disk."""
         assert isinstance(pl_module, LanguageModel)
-        check_finite(pl_module, trainer.global_step)
+        pl_module.check_finite()
         for logger in trainer.loggers:
             logger.save()
         folder = pl_module.run.folder

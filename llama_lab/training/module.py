@@ -26,7 +26,7 @@ from llama_lab.training.optimizers import (
     build_optimizer,
     lr_factor,
 )
-from llama_lab.training.soundness import diverged
+from llama_lab.training.soundness import check_finite, diverged
 from llama_lab.training.state import LossMeter, RunState, hash_parts
 from llama_lab.training.steps import logged_step
 
@@ -165,6 +165,10 @@ class LanguageModel(LightningModule):
             raise RuntimeError("LanguageModel.configure_model has not run")
         return self.decoder
 
+    def check_finite(self) -> None:
+        """Stop a run whose loss or weights are not finite."""
+        check_finite(self.network, self.meter, self.run, self.trainer.global_step)
+
     # ---- training ----------------------------------------------------------------------------
 
     def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
@@ -254,7 +258,7 @@ class LanguageModel(LightningModule):
         self.validation = values
         fits = self.trainer.state.fn == "fit"
         if fits and not math.isfinite(values["val_loss"]):
-            raise diverged(self, self.trainer.global_step, "the validation loss")
+            raise diverged("the validation loss", self.run, self.trainer.global_step)
         # For callbacks that watch a metric and for what `Trainer.validate` returns. A run's own
         # records get all digits.
         rounded = {k: torch.tensor(v, dtype=torch.float32) for k, v in values.items()}
