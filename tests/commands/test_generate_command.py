@@ -67,7 +67,7 @@ def test_two_equal_calls_write_the_same_to_both_streams(write_run, capsys):
 
 def test_without_a_checkpoint_the_newest_best_one_is_taken(write_run, capsys):
     newest = write_run(run="run_10")
-    os.utime(write_run(run="run_2"), ns=(1, 1))
+    os.utime(write_run(run="run_2").parent, ns=(1, 1))
     call("--max_new_tokens", "1")
     assert str(Path("logs/name/run_10/checkpoints/best.ckpt")) in capsys.readouterr().err
     assert newest.exists()

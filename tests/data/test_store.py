@@ -189,11 +189,18 @@ def test_every_input_that_changes_the_ids_changes_the_folder(tmp_path: Path) -> 
         {"val_fraction": 0.2},
         {"tokenizer": "bpe", "vocab_size": 300},
         {"tokenizer": "bpe", "vocab_size": 301},
-        {"tokenizer_state": CharTokenizer("".join(sorted(set(TEXT)))).state()},
         {"tokenizer_state": CharTokenizer("".join(sorted(set(TEXT), reverse=True))).state()},
     ]
     folders = [prepare_store(request(tmp_path, **changes)) for changes in requests]
     assert len(set(folders)) == len(folders)
+
+
+def test_a_given_tokenizer_finds_the_store_of_the_run_that_trained_it(tmp_path: Path) -> None:
+    trained = prepare_store(request(tmp_path))
+    state = CharTokenizer("".join(sorted(set(TEXT)))).state()
+    assert prepare_store(request(tmp_path, tokenizer_state=state)) == trained
+    (trained / "train.bin").unlink()  # no whole store any more
+    assert prepare_store(request(tmp_path, tokenizer_state=state)) != trained
 
 
 def test_the_digest_tells_ids_and_tokenizers_apart_and_nothing_else(tmp_path: Path) -> None:
