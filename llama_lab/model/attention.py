@@ -111,10 +111,10 @@ class QKNormParts(NamedTuple):
     """The norm of so many heads of so large a width."""
 
 
-# Henry et al. 2020, arXiv:2010.04245; with RMSNorm and a gain Dehghani et al. 2023,
-# arXiv:2302.05442. The norm is the config's, its gains (with layernorm and dyt its biases) learned
-# for queries and keys apart; by head, all heads share them. layernorm also centres. dyt has no
-# statistics, so it bounds every entry of a query or key and leaves its length free.
+# Henry et al. 2020, arXiv:2010.04245, by length; with a norm and its gain Dehghani et al. 2023,
+# arXiv:2302.05442. The norm is a new one of the config's kind and eps for queries and for keys; by
+# head, all heads share its gain. layernorm centres each query and key as well, and adds its bias.
+# dyt takes no statistics: it bounds the entries of a query or key, but does not fix its length.
 QK_NORMS: dict[QKNorm, QKNormParts] = {
     "none": QKNormParts(split_then_normalise, lambda *_: nn.Identity()),
     "head": QKNormParts(
