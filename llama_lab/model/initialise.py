@@ -121,7 +121,7 @@ class ZeroOutputInit(NormalInit):
     the residual stream is 0, and so is the head. A tied head is the embedding and stays normal.
 
     Source: Zhang et al. 2019, arXiv:1901.09321, rule 1; for the head also Yang et al. 2022,
-    arXiv:2203.03466, appendix D.2.
+    arXiv:2203.03466.
     """
 
     def draw(self, name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:

@@ -1,6 +1,6 @@
 """A soft limit on attention scores and on logits: near 0 nothing changes, none passes ±cap.
 
-Source: Bello et al. 2016, arXiv:1611.09940, section 5.1, for logits; Gemma 2 (2024,
+Source: Bello et al. 2016, arXiv:1611.09940, for logits; Gemma 2 (2024,
 arXiv:2408.00118), section 2, for both.
 """
 
