@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback
 
-from llama_lab.model.loss import next_token_loss
 from llama_lab.training.optimizers import build_optimizer
 from llama_lab.training.trainer_cli import LabCLI, quiet
 
@@ -54,9 +53,7 @@ class BareLoop(Callback):
         for _ in range(TURN):
             batch = next(batches)
             optimizer.zero_grad()
-            loss = next_token_loss(
-                network(batch.inputs), network.head_weight, batch.targets, reduction="mean"
-            )
+            loss = network.loss(network(batch.inputs), batch.targets, reduction="mean")
             loss.backward()
             torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
             optimizer.step()

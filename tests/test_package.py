@@ -15,7 +15,14 @@ from llama_lab.configs import find_config, new_run_folder, newest_checkpoint
 from llama_lab.errors import UserError
 
 ROOT = Path(__file__).parent.parent
-SHIPPED = ("llama.yaml", "transformer-2017.yaml", "nanogpt-cpu.yaml", "llama-bpe.yaml")
+SHIPPED = (
+    "llama.yaml",
+    "transformer-2017.yaml",
+    "attention-is-all-you-need.yaml",
+    "nanogpt-cpu.yaml",
+    "nanogpt-char.yaml",
+    "llama-bpe.yaml",
+)
 
 
 def test_a_wheel_carries_the_configs_and_finds_them(tmp_path: Path) -> None:
@@ -68,10 +75,10 @@ def test_shipped_configs_parse_into_a_run(
     assert yaml.safe_load(capsys.readouterr().out)["name"] == Path(name).stem
 
 
-def test_the_two_compared_models_are_trained_alike() -> None:
+@pytest.mark.parametrize("older", ["transformer-2017", "attention-is-all-you-need"])
+def test_the_compared_models_are_trained_alike(older: str) -> None:
     new, old = (
-        yaml.safe_load((ROOT / "configs" / f"{name}.yaml").read_text())
-        for name in ("llama", "transformer-2017")
+        yaml.safe_load((ROOT / "configs" / f"{name}.yaml").read_text()) for name in ("llama", older)
     )
     assert new["model"].pop("decoder") != old["model"].pop("decoder")
     assert new == old

@@ -15,7 +15,9 @@ PART_OF = {
     "attention": "attention",
     "feed_forward": "feed_forward",
     "attention_norm": "norm",
+    "attention_post_norm": "norm",
     "feed_forward_norm": "norm",
+    "feed_forward_post_norm": "norm",
     "final_norm": "norm",
     "head": "head",
 }

@@ -4,14 +4,31 @@ B batch, T time, P positions attended to, D model width, H query heads, K key/va
 E head width.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from llama_lab.model.cache import LayerCache
+from llama_lab.model.initialise import Starting
+from llama_lab.model.norms import NormConfig, build_norm
 from llama_lab.model.positions import Places
-from llama_lab.model.settings import nearest_multiple, require, require_switch, require_whole
+from llama_lab.model.settings import (
+    nearest_multiple,
+    require,
+    require_choice,
+    require_positive,
+    require_switch,
+    require_whole,
+)
+from llama_lab.model.softcap import softcap
+
+QKNorm = Literal["none", "head", "projection"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,22 +36,46 @@ class AttentionConfig:
     """The heads of every layer's attention."""
 
     n_heads: int = 4
-    """Query heads; they share the model width, so it must be a multiple of this."""
+    """Query heads; where head_dim is null they share the model width, a multiple of this."""
 
     n_kv_heads: int | None = None
     """Key/value heads, each shared by n_heads / n_kv_heads query heads; null means n_heads
     (multi-head), 1 is multi-query attention."""
 
+    head_dim: int | None = None
+    """Width of one head; null means dim / n_heads. One of its own needs not divide dim."""
+
     qkv_bias: bool = False
-    """Whether the projections to queries, keys and values have a bias."""
+    """Whether the projections to queries, keys and values, and to the gate, have a bias."""
 
     output_bias: bool = False
     """Whether the projection back to the model width has a bias."""
 
+    qk_norm: QKNorm = "none"
+    """What norm.kind normalises on queries and keys, before positions turn them: none, head (each
+    head by itself: Qwen3, Gemma 3) or projection (all heads together: OLMo 2)."""
+
+    softcap: float | None = None
+    """Soft limit of the scores, which become softcap · tanh(score / softcap); null means none.
+    Scores that are limited are held in memory, all of them."""
+
+    sinks: bool = False
+    """Whether each head has a learned logit that takes a share of the attention and gives nothing
+    for it (GPT-OSS). Scores are then held in memory, all of them."""
+
+    gate: bool = False
+    """Whether what the heads read is multiplied by a sigmoid of the layer's input (Qwen3-Next)."""
+
     def __post_init__(self) -> None:
-        require_whole("model.decoder.attention.n_heads", self.n_heads)
-        require_switch("model.decoder.attention.qkv_bias", self.qkv_bias)
-        require_switch("model.decoder.attention.output_bias", self.output_bias)
+        flag = "model.decoder.attention"
+        require_whole(f"{flag}.n_heads", self.n_heads)
+        for name in ("qkv_bias", "output_bias", "sinks", "gate"):
+            require_switch(f"{flag}.{name}", getattr(self, name))
+        require_choice(f"{flag}.qk_norm", self.qk_norm, QKNorm)
+        if self.head_dim is not None:
+            require_whole(f"{flag}.head_dim", self.head_dim)
+        if self.softcap is not None:
+            require_positive(f"{flag}.softcap", self.softcap)
         if self.n_kv_heads is None:
             return
         require_whole("model.decoder.attention.n_kv_heads", self.n_kv_heads)
@@ -52,12 +93,49 @@ class AttentionConfig:
         return self.n_heads if self.n_kv_heads is None else self.n_kv_heads
 
 
+def split_then_normalise(projected: Tensor, norm: nn.Module, head_dim: int) -> Tensor:
+    """``[B, T, heads · E]`` to heads ``[B, T, heads, E]``, each normalised by itself."""
+    return norm(projected.unflatten(-1, (-1, head_dim))).to(projected.dtype)
+
+
+def normalise_then_split(projected: Tensor, norm: nn.Module, head_dim: int) -> Tensor:
+    """``[B, T, heads · E]``, normalised as one vector, to heads ``[B, T, heads, E]``."""
+    return norm(projected).to(projected.dtype).unflatten(-1, (-1, head_dim))
+
+
+class QKNormParts(NamedTuple):
+    """What a kind is made of."""
+
+    split: Callable[[Tensor, nn.Module, int], Tensor]
+    build: Callable[[NormConfig, int, int], nn.Module]
+    """The norm of so many heads of so large a width."""
+
+
+# Henry et al. 2020, arXiv:2010.04245, by length; with a norm and its gain Dehghani et al. 2023,
+# arXiv:2302.05442. The norm is a new one of the config's kind and eps for queries and for keys; by
+# head, all heads share its gain. layernorm centres each query and key as well, and adds its bias.
+# dyt takes no statistics: it bounds the entries of a query or key, but does not fix its length.
+QK_NORMS: dict[QKNorm, QKNormParts] = {
+    "none": QKNormParts(split_then_normalise, lambda *_: nn.Identity()),
+    "head": QKNormParts(
+        split_then_normalise, lambda config, n_heads, head_dim: build_norm(config, head_dim)
+    ),
+    "projection": QKNormParts(
+        normalise_then_split,
+        lambda config, n_heads, head_dim: build_norm(config, n_heads * head_dim),
+    ),
+}
+
+
 class Attention(nn.Module):
     """softmax(q kᵀ / √E + causal mask) v, head by head, and projected back to the model width.
 
     K = H is multi-head attention (Vaswani et al. 2017, arXiv:1706.03762), K = 1 multi-query
     (Shazeer 2019, arXiv:1911.02150), between them grouped-query (Ainslie et al. 2023,
     arXiv:2305.13245): query head h reads key/value head h // (H/K).
+
+    With ``gate``, what the heads read is multiplied, entry by entry, by sigmoid(x wgᵀ) before the
+    projection back (Qiu et al. 2025, arXiv:2505.06708, position G1).
     """
 
     def __init__(
@@ -69,38 +147,105 @@ class Attention(nn.Module):
         qkv_bias: bool,
         output_bias: bool,
         dropout: float,
+        head_dim: int | None = None,
+        qk_norm: QKNorm = "none",
+        norm: NormConfig = NormConfig(),  # noqa: B008 (frozen)
+        gate: bool = False,
     ) -> None:
         super().__init__()
-        self.head_dim = dim // n_heads
+        self.head_dim = dim // n_heads if head_dim is None else head_dim
         self.is_grouped = n_kv_heads < n_heads
         self.dropout = dropout
+        self.split, build = QK_NORMS[qk_norm]
         self.wq = nn.Linear(dim, n_heads * self.head_dim, bias=qkv_bias)
         self.wk = nn.Linear(dim, n_kv_heads * self.head_dim, bias=qkv_bias)
         self.wv = nn.Linear(dim, n_kv_heads * self.head_dim, bias=qkv_bias)
+        self.q_norm = build(norm, n_heads, self.head_dim)
+        self.k_norm = build(norm, n_kv_heads, self.head_dim)
+        self.wg = nn.Linear(dim, n_heads * self.head_dim, bias=qkv_bias) if gate else None
         self.wo = nn.Linear(n_heads * self.head_dim, dim, bias=output_bias)
 
     def forward(self, x: Tensor, places: Places, cache: LayerCache | None = None) -> Tensor:
         """``[B, T, D]`` to ``[B, T, D]``; a cache gives the positions before, and keeps these."""
-        q = places.rotate(self.heads(self.wq(x)))
-        k = places.rotate(self.heads(self.wk(x)))
-        v = self.heads(self.wv(x))
+        q = places.rotate(self.split(self.wq(x), self.q_norm, self.head_dim))
+        k = places.rotate(self.split(self.wk(x), self.k_norm, self.head_dim))
+        v = self.wv(x).unflatten(-1, (-1, self.head_dim))
         q, k, v = (h.transpose(1, 2) for h in (q, k, v))
         if cache is not None:
             k, v = cache.update(k, v)
-        mixed = F.scaled_dot_product_attention(
+        mixed = self.mix(q, k, v, places.mask, places.is_causal).transpose(1, 2).flatten(2)
+        if self.wg is not None:
+            mixed = mixed * self.wg(x).sigmoid()
+        return self.wo(mixed)
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
+        """softmax(q kᵀ / √E + mask) v: ``[B, H, T, E]`` and twice ``[B, K, P, E]`` to the first.
+
+        Args:
+            q: Queries.
+            k: Keys.
+            v: Values.
+            mask: Fits ``[B, H, T, P]``; true where a token may look, or what scores are added to.
+            is_causal: In place of a mask: token t sees 0 to t.
+        """
+        return F.scaled_dot_product_attention(
             q,
             k,
             v,
-            attn_mask=places.mask,
+            attn_mask=mask,
             dropout_p=self.dropout if self.training else 0.0,
-            is_causal=places.is_causal,
+            is_causal=is_causal,
             enable_gqa=self.is_grouped,
         )
-        return self.wo(mixed.transpose(1, 2).flatten(2))
 
-    def heads(self, projected: Tensor) -> Tensor:
-        """``[B, T, heads · E]`` to ``[B, T, heads, E]``."""
-        return projected.unflatten(-1, (-1, self.head_dim))
+
+class ScoredAttention(Attention, Starting):
+    """Attention that does something with its scores, and so holds them: ``[B, H, T, P]``, float32.
+
+    With ``cap`` they become cap · tanh(score / cap), before any mask or bias of positions (Gemma 2
+    2024, arXiv:2408.00118). With ``sinks`` head h has exp(sinks[h]) added to its softmax's
+    denominator, as if there were one more key, of value 0 (Xiao et al. 2023, arXiv:2309.17453,
+    whose key is real; GPT-OSS 2025, arXiv:2508.10925, has this form). A sink starts at 0.
+    """
+
+    starts = MappingProxyType({"sinks": 0.0})
+
+    def __init__(
+        self, dim: int, n_heads: int, n_kv_heads: int, *, cap: float | None, sinks: bool, **kw: Any
+    ) -> None:
+        super().__init__(dim, n_heads, n_kv_heads, **kw)
+        self.group = n_heads // n_kv_heads
+        self.cap = cap
+        self.sinks = self.start("sinks", n_heads) if sinks else None
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
+        """As in :class:`Attention`."""
+        # Queries that share keys stand side by side, so that no key or value is copied.
+        shared = q.unflatten(1, (-1, self.group)).flatten(2, 3)
+        scores = (shared @ k.transpose(-2, -1)).float() * self.head_dim**-0.5
+        scores = softcap(scores, self.cap).unflatten(2, (self.group, -1)).flatten(1, 2)
+        weights = self.softmax(masked(scores, mask, is_causal)).to(v.dtype)
+        weights = F.dropout(weights, self.dropout, self.training)
+        mixed = weights.unflatten(1, (-1, self.group)).flatten(2, 3) @ v
+        return mixed.unflatten(2, (self.group, -1)).flatten(1, 2)
+
+    def softmax(self, scores: Tensor) -> Tensor:
+        """exp(score) over the sum of all, and of the head's sink: ``[B, H, T, P]``."""
+        if self.sinks is None:
+            return scores.softmax(dim=-1)
+        total = scores.logsumexp(dim=-1, keepdim=True)
+        return (scores - torch.logaddexp(total, self.sinks.float()[:, None, None])).exp()
+
+
+def masked(scores: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
+    """Scores ``[B, H, T, P]`` as the softmax reads them: masks and biases as fused attention's."""
+    if is_causal:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if mask is None:
+        return scores
+    if mask.dtype == torch.bool:
+        return scores.masked_fill(~mask, float("-inf"))
+    return scores + mask
 
 
 def check_heads(dim: int, n_heads: int) -> None:
@@ -108,17 +253,41 @@ def check_heads(dim: int, n_heads: int) -> None:
     require(
         dim % n_heads == 0,
         f"--model.decoder.dim {dim} is not a multiple of --model.decoder.attention.n_heads "
-        f"{n_heads}: set dim to one, such as {nearest_multiple(dim, n_heads)}, or change n_heads",
+        f"{n_heads}: set dim to one, such as {nearest_multiple(dim, n_heads)}, or change n_heads, "
+        "or set --model.decoder.attention.head_dim",
     )
 
 
-def build_attention(config: AttentionConfig, dim: int, *, dropout: float) -> Attention:
-    """The attention of vectors of width ``dim`` that ``config`` describes."""
-    return Attention(
+def check_head_dim(head_dim: int) -> None:
+    """Refuse a head width of its own whose coordinates rope cannot pair."""
+    require(
+        head_dim % 2 == 0,
+        f"--model.decoder.attention.head_dim {head_dim} is odd, and "
+        "--model.decoder.position.kind rope turns pairs of coordinates: set head_dim to an even "
+        f"number, such as {head_dim + 1}",
+    )
+
+
+def build_attention(
+    config: AttentionConfig, dim: int, *, norm: NormConfig, dropout: float
+) -> Attention:
+    """The attention of vectors of width ``dim`` that ``config`` describes; ``norm`` is qk_norm's.
+
+    It is fused, and holds no scores, unless something has to be done with them.
+    """
+    holds_scores = config.softcap is not None or config.sinks
+    layer: Callable[..., Attention] = Attention
+    if holds_scores:
+        layer = partial(ScoredAttention, cap=config.softcap, sinks=config.sinks)
+    return layer(
         dim,
         config.n_heads,
         config.kv_heads,
+        head_dim=config.head_dim,
         qkv_bias=config.qkv_bias,
         output_bias=config.output_bias,
+        qk_norm=config.qk_norm,
+        norm=norm,
+        gate=config.gate,
         dropout=dropout,
     )

@@ -20,18 +20,35 @@ if TYPE_CHECKING:
 
 
 class Block(nn.Module):
-    """The parts that every residual layout arranges; a layout is its ``forward``."""
+    """The parts that every residual layout arranges; a layout is its norms and its ``forward``."""
 
-    has_final_norm: ClassVar[bool]
+    norms: ClassVar[tuple[str, ...]] = ("attention_norm", "feed_forward_norm")
+    """The norms that the layout has, of those below."""
+
+    has_final_norm: ClassVar[bool] = True
     """Whether the stream that leaves the last layer still has to be normalised."""
+
+    attention_norm: nn.Module
+    attention_post_norm: nn.Module
+    feed_forward_norm: nn.Module
+    feed_forward_post_norm: nn.Module
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.attention_norm = build_norm(config.norm, config.dim)
-        self.attention = build_attention(config.attention, config.dim, dropout=config.dropout)
-        self.feed_forward_norm = build_norm(config.norm, config.dim)
+        self.add_norm("attention_norm", config)
+        self.attention = build_attention(
+            config.attention, config.dim, norm=config.norm, dropout=config.dropout
+        )
+        self.add_norm("attention_post_norm", config)
+        self.add_norm("feed_forward_norm", config)
         self.feed_forward = build_feed_forward(config.feed_forward, config.dim)
+        self.add_norm("feed_forward_post_norm", config)
         self.dropout = build_dropout(config.dropout)
+
+    def add_norm(self, name: str, config: DecoderConfig) -> None:
+        """The norm called ``name``, if this layout has it."""
+        if name in self.norms:
+            self.add_module(name, build_norm(config.norm, config.dim))
 
 
 class PreNormBlock(Block):
@@ -42,8 +59,6 @@ class PreNormBlock(Block):
 
     Source: Xiong et al. 2020, arXiv:2002.04745; GPT-2 and LLaMA have it.
     """
-
-    has_final_norm = True
 
     def forward(self, x: Tensor, places: Places, cache: LayerCache | None = None) -> Tensor:
         """``[B, T, D]`` to ``[B, T, D]``."""
@@ -68,9 +83,73 @@ class PostNormBlock(Block):
         return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
 
 
+class SandwichNormBlock(Block):
+    """As pre, and what a sublayer adds to the stream is normalised as well.
+
+        x ──┬─────────────────────────────────────(+)──┬──────────────────────────────(+)── y
+            └─ norm ─ attention ─ norm ─ dropout ──┘   └─ the same of feed-forward ────┘
+
+    Source: Ding et al. 2021, arXiv:2105.13290 (CogView); Gemma 2 (2024, arXiv:2408.00118).
+    """
+
+    norms = (
+        "attention_norm",
+        "attention_post_norm",
+        "feed_forward_norm",
+        "feed_forward_post_norm",
+    )
+
+    def forward(self, x: Tensor, places: Places, cache: LayerCache | None = None) -> Tensor:
+        """``[B, T, D]`` to ``[B, T, D]``."""
+        mixed = self.attention(self.attention_norm(x), places, cache)
+        x = x + self.dropout(self.attention_post_norm(mixed))
+        hidden = self.feed_forward(self.feed_forward_norm(x))
+        return x + self.dropout(self.feed_forward_post_norm(hidden))
+
+
+class ReorderedNormBlock(Block):
+    """Sublayers read the stream as it is; what they add to it is normalised.
+
+        x ──┬──────────────────────────────(+)──┬─────────────────────────────────(+)── y
+            └─ attention ─ norm ─ dropout ──┘   └─ feed-forward ─ norm ─ dropout ──┘
+
+    Source: OLMo 2 (2024, arXiv:2501.00656), after Liu et al. 2021, arXiv:2111.09883.
+    """
+
+    norms = ("attention_post_norm", "feed_forward_post_norm")
+
+    def forward(self, x: Tensor, places: Places, cache: LayerCache | None = None) -> Tensor:
+        """``[B, T, D]`` to ``[B, T, D]``."""
+        x = x + self.dropout(self.attention_post_norm(self.attention(x, places, cache)))
+        return x + self.dropout(self.feed_forward_post_norm(self.feed_forward(x)))
+
+
+class ParallelBlock(Block):
+    """Both sublayers read the same normalised copy, so that neither waits for the other.
+
+                    ┌─ attention ──── dropout ─┐
+        x ──┬─ norm ┴─ feed-forward ─ dropout ─┴─(+)── y
+            └─────────────────────────────────────┘
+
+    The one norm is ``attention_norm``. Source: GPT-J (Wang & Komatsuzaki 2021); PaLM (Chowdhery et
+    al. 2022, arXiv:2204.02311). GPT-NeoX has a norm for each of the two, which this is not.
+    """
+
+    norms = ("attention_norm",)
+
+    def forward(self, x: Tensor, places: Places, cache: LayerCache | None = None) -> Tensor:
+        """``[B, T, D]`` to ``[B, T, D]``."""
+        normed = self.attention_norm(x)
+        mixed = self.attention(normed, places, cache)
+        return x + self.dropout(mixed) + self.dropout(self.feed_forward(normed))
+
+
 BLOCKS: dict[NormPlacement, type[Block]] = {
     "pre": PreNormBlock,
     "post": PostNormBlock,
+    "sandwich": SandwichNormBlock,
+    "reordered": ReorderedNormBlock,
+    "parallel": ParallelBlock,
 }
 
 

@@ -5,25 +5,28 @@ B batch, T time, D model width, V vocabulary.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from llama_lab.model.attention import AttentionConfig, check_heads
+from llama_lab.model.attention import AttentionConfig, check_head_dim, check_heads
 from llama_lab.model.block import BLOCKS, build_dropout
 from llama_lab.model.cache import DecoderCache
 from llama_lab.model.feed_forward import FeedForwardConfig
 from llama_lab.model.initialise import InitConfig
+from llama_lab.model.loss import next_token_loss
 from llama_lab.model.norms import NormConfig, build_norm
 from llama_lab.model.positions import PositionConfig, Sizes, build_position, check_rope_width
 from llama_lab.model.settings import (
     from_mapping,
     require,
     require_fraction,
+    require_positive,
     require_switch,
     require_whole,
 )
+from llama_lab.model.softcap import softcap
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +50,10 @@ class DecoderConfig:
 
     embedding_scale: bool = False
     """Whether token embeddings are multiplied by sqrt(dim) on the way in, as in 2017."""
+
+    logit_softcap: float | None = None
+    """Soft limit of the logits, which become cap · tanh(logit / cap), in training too (Gemma 2);
+    null means none."""
 
     dropout: float = 0.0
     """Probability, while training, of dropping an embedding's, a sublayer's or an attention
@@ -75,15 +82,22 @@ class DecoderConfig:
         require_switch("model.decoder.tie_embeddings", self.tie_embeddings)
         require_switch("model.decoder.embedding_scale", self.embedding_scale)
         require_fraction("model.decoder.dropout", self.dropout)
-        check_heads(self.dim, self.attention.n_heads)
+        if self.logit_softcap is not None:
+            require_positive("model.decoder.logit_softcap", self.logit_softcap)
+        if self.attention.head_dim is None:
+            check_heads(self.dim, self.attention.n_heads)
         if self.position.kind == "rope":
-            check_rope_width(self.dim, self.attention.n_heads)
+            if self.attention.head_dim is None:
+                check_rope_width(self.dim, self.attention.n_heads)
+            else:
+                check_head_dim(self.attention.head_dim)
         self.feed_forward.width(self.dim)
 
     @property
     def head_dim(self) -> int:
         """Width of one head."""
-        return self.dim // self.attention.n_heads
+        own = self.attention.head_dim
+        return self.dim // self.attention.n_heads if own is None else own
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "DecoderConfig":
@@ -172,7 +186,12 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states ``[B, T, D]`` to logits ``[B, T, V]``."""
-        return F.linear(hidden, self.head_weight)
+        return softcap(F.linear(hidden, self.head_weight), self.config.logit_softcap)
+
+    def loss(self, hidden: Tensor, targets: Tensor, *, reduction: Literal["mean", "sum"]) -> Tensor:
+        """Next-token cross-entropy of :meth:`logits`, in nats; see :func:`next_token_loss`."""
+        cap = self.config.logit_softcap
+        return next_token_loss(hidden, self.head_weight, targets, reduction=reduction, cap=cap)
 
     @property
     def head_weight(self) -> Tensor:

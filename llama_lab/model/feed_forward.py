@@ -6,12 +6,14 @@ D model width, F hidden width.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from llama_lab.model.initialise import Starting
 from llama_lab.model.settings import (
     refuse_idle,
     require,
@@ -22,8 +24,19 @@ from llama_lab.model.settings import (
 )
 
 FeedForwardKind = Literal[
-    "relu", "gelu", "gelu_tanh", "silu", "glu", "bilinear", "reglu", "geglu", "swiglu"
+    "relu",
+    "gelu",
+    "gelu_tanh",
+    "silu",
+    "relu_squared",
+    "glu",
+    "bilinear",
+    "reglu",
+    "geglu",
+    "geglu_tanh",
+    "swiglu",
 ]
+SwishBeta = Literal["fixed", "learned"]
 Activation = Callable[[Tensor], Tensor]
 
 
@@ -32,8 +45,9 @@ class FeedForwardConfig:
     """The feed-forward sublayer of every layer."""
 
     kind: FeedForwardKind = "swiglu"
-    """Plain: relu (2017), gelu (exact), gelu_tanh (GPT-2), silu. Gated: glu (sigmoid gate),
-    bilinear (no activation), reglu, geglu (exact gelu), swiglu (LLaMA)."""
+    """Plain: relu (2017), gelu (exact), gelu_tanh (GPT-2), silu, relu_squared (Primer). Gated: glu
+    (sigmoid gate), bilinear (no activation), reglu, geglu (exact gelu), geglu_tanh (Gemma), swiglu
+    (LLaMA)."""
 
     bias: bool = False
     """Whether its projections have a bias."""
@@ -50,6 +64,10 @@ class FeedForwardConfig:
     """Factor on a gated kind's hidden width before rounding; null means 1. Refused for plain kinds
     and beside hidden_dim."""
 
+    swish_beta: SwishBeta | None = None
+    """The beta of x · sigmoid(beta · x): fixed (1) or learned (one number a layer, from 1 on); null
+    means fixed. Refused unless the kind is silu or swiglu."""
+
     def __post_init__(self) -> None:
         flag = "model.decoder.feed_forward"
         require_choice(f"{flag}.kind", self.kind, FeedForwardKind)
@@ -64,6 +82,11 @@ class FeedForwardConfig:
         if because is not None:
             refuse_idle(f"{flag}.multiple_of", self.multiple_of, because=because)
             refuse_idle(f"{flag}.dim_multiplier", self.dim_multiplier, because=because)
+        if FEED_FORWARDS[self.kind].activation is not F.silu:
+            because = f"feed_forward.kind {self.kind} has no Swish"
+            refuse_idle(f"{flag}.swish_beta", self.swish_beta, because=because)
+        if self.swish_beta is not None:
+            require_choice(f"{flag}.swish_beta", self.swish_beta, SwishBeta)
         if self.multiple_of is not None:
             require_whole(f"{flag}.multiple_of", self.multiple_of)
         if self.dim_multiplier is not None:
@@ -123,6 +146,28 @@ def identity(x: Tensor) -> Tensor:
     return x
 
 
+def relu_squared(x: Tensor) -> Tensor:
+    """max(x, 0)²."""
+    return F.relu(x).square()
+
+
+class LearnedSwish(Starting):
+    """x · sigmoid(beta · x), where beta is one learned number.
+
+    Source: Ramachandran et al. 2017, arXiv:1710.05941.
+    """
+
+    starts = MappingProxyType({"beta": 1.0})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.beta = self.start("beta", 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of any shape, to the same."""
+        return x * torch.sigmoid(self.beta.to(x.dtype) * x)
+
+
 class FeedForwardParts(NamedTuple):
     """What a kind is made of."""
 
@@ -132,21 +177,32 @@ class FeedForwardParts(NamedTuple):
 
 # GELU: Hendrycks & Gimpel 2016, arXiv:1606.08415; exact is x · Φ(x), tanh its approximation.
 # SiLU, x · sigmoid(x): Elfwing et al. 2017, arXiv:1702.03118; Ramachandran et al. 2017, as Swish.
-# GLU: Dauphin et al. 2017, arXiv:1612.08083. Its relatives: Shazeer 2020, arXiv:2002.05202.
+# Squared ReLU: So et al. 2021, arXiv:2109.08668 (Primer).
+# GLU: Dauphin et al. 2017, arXiv:1612.08083. Its relatives: Shazeer 2020, arXiv:2002.05202;
+# geglu_tanh as in Gemma (2024, arXiv:2403.08295).
 FEED_FORWARDS: dict[FeedForwardKind, FeedForwardParts] = {
     "relu": FeedForwardParts(PlainFeedForward, F.relu),
     "gelu": FeedForwardParts(PlainFeedForward, F.gelu),
     "gelu_tanh": FeedForwardParts(PlainFeedForward, partial(F.gelu, approximate="tanh")),
     "silu": FeedForwardParts(PlainFeedForward, F.silu),
+    "relu_squared": FeedForwardParts(PlainFeedForward, relu_squared),
     "glu": FeedForwardParts(GatedFeedForward, torch.sigmoid),
     "bilinear": FeedForwardParts(GatedFeedForward, identity),
     "reglu": FeedForwardParts(GatedFeedForward, F.relu),
     "geglu": FeedForwardParts(GatedFeedForward, F.gelu),
+    "geglu_tanh": FeedForwardParts(GatedFeedForward, partial(F.gelu, approximate="tanh")),
     "swiglu": FeedForwardParts(GatedFeedForward, F.silu),
+}
+
+SWISH_BETAS: dict[SwishBeta, Callable[[], Activation]] = {
+    "fixed": lambda: F.silu,
+    "learned": LearnedSwish,
 }
 
 
 def build_feed_forward(config: FeedForwardConfig, dim: int) -> PlainFeedForward:
     """The feed-forward of vectors of width ``dim`` that ``config`` describes."""
     layer, activation = FEED_FORWARDS[config.kind]
+    if config.swish_beta is not None:
+        activation = SWISH_BETAS[config.swish_beta]()
     return layer(dim, config.width(dim), activation=activation, bias=config.bias)

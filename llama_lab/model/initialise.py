@@ -6,18 +6,26 @@ else differs between them, and whatever device or precision they are on.
 """
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from llama_lab.model.settings import require_choice, require_positive
+from llama_lab.model.settings import refuse_idle, require_choice, require_positive
 
 if TYPE_CHECKING:
     from llama_lab.model.decoder import Decoder
 
-InitKind = Literal["normal", "depth_scaled"]
+InitKind = Literal["normal", "depth_scaled", "xavier", "zero_output"]
+
+# The matrices whose result is added to the residual stream.
+WRITERS = (".attention.wo.weight", ".feed_forward.down.weight")
+HEAD = "head.weight"
+# One vector a token or a place; the head's vectors score the tokens that the embedding's stand for.
+TABLES = ("embedding.weight", "position_embedding.weight", HEAD)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,20 +33,40 @@ class InitConfig:
     """The weights that training starts from."""
 
     kind: InitKind = "normal"
-    """normal (every matrix from N(0, std²)) or depth_scaled (the same, but the two that write into
-    the residual stream from N(0, std² / (2 n_layers)): GPT-2)."""
+    """normal (every matrix from N(0, std²)), depth_scaled (the same, but the two a layer that write
+    into the residual stream from N(0, std² / (2 n_layers)): GPT-2), zero_output (the same, but
+    those two and an untied head 0) or xavier (uniform, by the matrix's own size: 2017)."""
 
     std: float | None = None
-    """Standard deviation of the matrices and embeddings; null means 0.02."""
+    """Standard deviation of the matrices and embeddings; null means 0.02. Refused with xavier."""
 
     def __post_init__(self) -> None:
         require_choice("model.decoder.init.kind", self.kind, InitKind)
+        if self.kind == "xavier":
+            because = "init.kind xavier draws by each matrix's own size"
+            refuse_idle("model.decoder.init.std", self.std, because=because)
         if self.std is not None:
             require_positive("model.decoder.init.std", self.std)
 
 
+class Starting(nn.Module):
+    """A module with parameters that start at a value of their own, whatever the scheme.
+
+    Gains, temperatures and the like are no matrices, and their shape does not tell their start. The
+    class declares it, once for construction and for :func:`initialise`, which also meets
+    parameters that ``to_empty`` has left without a value.
+    """
+
+    starts: ClassVar[Mapping[str, float]] = MappingProxyType({})
+    """Start by the parameter's name in this module."""
+
+    def start(self, name: str, *shape: int) -> nn.Parameter:
+        """The parameter called ``name``, at its start."""
+        return nn.Parameter(torch.full(shape, self.starts[name]))
+
+
 class NormalInit:
-    """Matrices and embeddings from N(0, std²), biases 0, gains of norms 1.
+    """Matrices and embeddings from N(0, std²).
 
     Source: GPT-1 (Radford et al. 2018), which drew from N(0, 0.02²).
     """
@@ -48,15 +76,11 @@ class NormalInit:
         self.n_layers = n_layers
 
     def draw(self, name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
-        """A float32 tensor of ``shape`` on the CPU for the parameter called ``name``."""
-        if name.endswith(".bias"):
-            return torch.zeros(shape, device="cpu", dtype=torch.float32)
-        if len(shape) == 1:
-            return torch.ones(shape, device="cpu", dtype=torch.float32)
+        """A float32 tensor of ``shape`` on the CPU for the matrix or table called ``name``."""
         unit = torch.randn(shape, generator=generator, device="cpu", dtype=torch.float32)
-        return unit.mul_(self.std_of(name))
+        return unit.mul_(self.std_of(name, shape))
 
-    def std_of(self, name: str) -> float:
+    def std_of(self, name: str, shape: torch.Size) -> float:
         """Standard deviation of the matrix called ``name``."""
         return self.std
 
@@ -67,18 +91,50 @@ class DepthScaledInit(NormalInit):
     Their std is divided by √(2 n_layers). Source: GPT-2 (Radford et al. 2019), section 2.3.
     """
 
-    # The matrices whose result is added to the residual stream.
-    WRITERS = (".attention.wo.weight", ".feed_forward.down.weight")
-
-    def std_of(self, name: str) -> float:
-        if name.endswith(self.WRITERS):
+    def std_of(self, name: str, shape: torch.Size) -> float:
+        if name.endswith(WRITERS):
             return self.std / (2 * self.n_layers) ** 0.5
         return self.std
+
+
+class XavierInit(NormalInit):
+    """Matrices uniform in ±√(6 / (fan_in + fan_out)); embeddings, learned positions and head from
+    N(0, 1/D), so that logits, and embeddings times √D, start at unit variance.
+
+    Source: Glorot & Bengio 2010, section 4.2; for the tables, tensor2tensor, the code of Vaswani et
+    al. 2017, which draws a head of its own like the embedding.
+    """
+
+    def draw(self, name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
+        if name in TABLES:
+            return super().draw(name, shape, generator)
+        bound = (6 / sum(shape)) ** 0.5
+        unit = torch.rand(shape, generator=generator, device="cpu", dtype=torch.float32)
+        return unit.mul_(2).sub_(1).mul_(bound)
+
+    def std_of(self, name: str, shape: torch.Size) -> float:
+        return shape[-1] ** -0.5
+
+
+class ZeroOutputInit(NormalInit):
+    """As normal, but every layer starts as the identity and every token as likely: what writes into
+    the residual stream is 0, and so is the head. A tied head is the embedding and stays normal.
+
+    Source: Zhang et al. 2019, arXiv:1901.09321, rule 1; for the head also Yang et al. 2022,
+    arXiv:2203.03466.
+    """
+
+    def draw(self, name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
+        if name == HEAD or name.endswith(WRITERS):
+            return torch.zeros(shape, device="cpu", dtype=torch.float32)
+        return super().draw(name, shape, generator)
 
 
 INITS: dict[InitKind, type[NormalInit]] = {
     "normal": NormalInit,
     "depth_scaled": DepthScaledInit,
+    "xavier": XavierInit,
+    "zero_output": ZeroOutputInit,
 }
 
 
@@ -89,15 +145,29 @@ def build_init(config: InitConfig, n_layers: int) -> NormalInit:
 
 @torch.no_grad()
 def initialise(decoder: "Decoder", seed: int) -> None:
-    """Draw every parameter of ``decoder`` anew, by its config's scheme; a tied tensor once.
+    """Give every parameter of ``decoder`` its first value; a tied tensor once.
+
+    What a module declares in ``starts`` gets that value, every other bias 0, and the matrices and
+    tables are drawn by the config's scheme.
 
     Args:
         decoder: On any device but ``meta``, in any precision.
         seed: The run's seed.
+
+    Raises:
+        LookupError: A parameter is neither, and its module declares no start.
     """
     scheme = build_init(decoder.config.init, decoder.config.n_layers)
-    for name, parameter in decoder.named_parameters():
-        parameter.copy_(scheme.draw(name, parameter.shape, seeded_generator(seed, name)))
+    for path, module in decoder.named_modules():
+        starts = module.starts if isinstance(module, Starting) else {}
+        for leaf, parameter in module.named_parameters(recurse=False):
+            name = f"{path}.{leaf}"
+            if leaf in starts or leaf == "bias":
+                parameter.fill_(starts.get(leaf, 0.0))
+            elif parameter.dim() == 2:
+                parameter.copy_(scheme.draw(name, parameter.shape, seeded_generator(seed, name)))
+            else:
+                raise LookupError(f"{name} is no matrix, and its module declares no start")
 
 
 def seeded_generator(seed: int, name: str) -> torch.Generator:

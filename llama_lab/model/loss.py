@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from llama_lab.model.softcap import softcap, softcap_gradient
+
 IGNORE = -100
 """The target that is not scored."""
 
@@ -25,8 +27,11 @@ def next_token_loss(
     targets: Tensor,
     *,
     reduction: Literal["mean", "sum"],
+    cap: float | None = None,
 ) -> Tensor:
     """-log softmax(hidden · head_weightᵀ)[target], over the targets that are not ``IGNORE``.
+
+    With ``cap`` the logits become cap · tanh(logit / cap) before the softmax.
 
     Where the logits exceed :data:`LOGITS_BUDGET`, they are made, scored and turned into gradients
     chunk by chunk, in a single pass: nothing is computed twice.
@@ -36,17 +41,18 @@ def next_token_loss(
         head_weight: ``[V, D]``.
         targets: int64, ``[N]`` or ``[B, T]``.
         reduction: ``sum``, or ``mean`` over the scored targets (nan where there is none).
+        cap: The logits' soft limit, if any.
 
     Returns:
         A float32 scalar, in nats.
     """
     rows, flat_targets = hidden.flatten(0, -2), targets.flatten()
     if rows.size(0) * head_weight.size(0) <= LOGITS_BUDGET:
-        logits = F.linear(rows, head_weight).float()
+        logits = softcap(F.linear(rows, head_weight).float(), cap)
         return F.cross_entropy(logits, flat_targets, ignore_index=IGNORE, reduction=reduction)
     n_rows = max(1, LOGITS_BUDGET // head_weight.size(0))
     needs_gradient = torch.is_grad_enabled() and (rows.requires_grad or head_weight.requires_grad)
-    total = ChunkedLoss.apply(rows, head_weight, flat_targets, n_rows, needs_gradient)
+    total = ChunkedLoss.apply(rows, head_weight, flat_targets, n_rows, needs_gradient, cap)
     return total / (flat_targets != IGNORE).sum() if reduction == "mean" else total
 
 
@@ -65,6 +71,7 @@ class ChunkedLoss(torch.autograd.Function):
         targets: Tensor,
         n_rows: int,
         needs_gradient: bool,
+        cap: float | None,
     ) -> Tensor:
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         hidden_grad = torch.empty_like(hidden) if needs_gradient else None
@@ -73,10 +80,11 @@ class ChunkedLoss(torch.autograd.Function):
         for start in range(0, hidden.size(0), n_rows):
             part = slice(start, start + n_rows)
             logits = F.linear(hidden[part], head_weight)
-            log_probs = logits.float().log_softmax(dim=-1)
+            log_probs = softcap(logits.float(), cap).log_softmax(dim=-1)
             total += F.nll_loss(log_probs, targets[part], ignore_index=IGNORE, reduction="sum")
             if hidden_grad is not None and weight_grad is not None:
-                logits_grad = gradient_at(log_probs, targets[part]).to(logits.dtype)
+                capped_grad = gradient_at(log_probs, targets[part])
+                logits_grad = softcap_gradient(capped_grad, logits, cap).to(logits.dtype)
                 hidden_grad[part] = logits_grad @ head_weight
                 weight_grad += logits_grad.t() @ hidden[part]
         if hidden_grad is not None and weight_grad is not None:
@@ -85,9 +93,9 @@ class ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
         hidden_grad, weight_grad = ctx.saved_tensors
-        return grad * hidden_grad, grad * weight_grad, None, None, None
+        return grad * hidden_grad, grad * weight_grad, None, None, None, None
 
 
 def gradient_at(log_probs: Tensor, targets: Tensor) -> Tensor:

@@ -5,12 +5,14 @@ D model width.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from llama_lab.model.initialise import Starting
 from llama_lab.model.settings import (
     refuse_idle,
     require_choice,
@@ -18,8 +20,8 @@ from llama_lab.model.settings import (
     require_switch,
 )
 
-NormKind = Literal["layernorm", "rmsnorm"]
-NormPlacement = Literal["pre", "post"]
+NormKind = Literal["layernorm", "rmsnorm", "rmsnorm_offset", "rmsnorm_plain", "dyt"]
+NormPlacement = Literal["pre", "post", "sandwich", "reordered", "parallel"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,65 +29,140 @@ class NormConfig:
     """The normalisation of every layer, and its place around the sublayers."""
 
     kind: NormKind = "rmsnorm"
-    """layernorm (centre and scale: GPT-2, the 2017 Transformer) or rmsnorm (scale only: LLaMA)."""
+    """layernorm (centre and scale: GPT-2, the 2017 Transformer), rmsnorm (scale only: LLaMA),
+    rmsnorm_offset (its gain is 1 + weight: Gemma), rmsnorm_plain (no gain) or dyt (a tanh instead
+    of statistics)."""
 
     placement: NormPlacement = "pre"
-    """pre (before a sublayer, and once at the end: LLaMA) or post (after the sum: 2017)."""
+    """pre (before a sublayer: LLaMA), post (after the sum: 2017), sandwich (before and after a
+    sublayer: Gemma 2), reordered (after a sublayer, before the sum: OLMo 2) or parallel (one before
+    both sublayers, side by side: PaLM). All but post have one more at the end."""
 
-    eps: float = 1e-5
-    """Added to the variance or to the mean square, so that a zero vector can be divided."""
+    eps: float | None = None
+    """Added to the variance or to the mean square, so that a zero vector can be divided; null means
+    1e-5. Refused with dyt, which divides by nothing."""
 
     bias: bool | None = None
-    """Whether layernorm adds a learned bias; null means true. Refused with rmsnorm."""
+    """Whether layernorm adds a learned bias; null means true. Refused with the other kinds."""
 
     def __post_init__(self) -> None:
         require_choice("model.decoder.norm.kind", self.kind, NormKind)
         require_choice("model.decoder.norm.placement", self.placement, NormPlacement)
-        require_positive("model.decoder.norm.eps", self.eps)
-        if self.kind == "rmsnorm":
-            refuse_idle(
-                "model.decoder.norm.bias", self.bias, because="norm.kind rmsnorm has no bias"
-            )
-        elif self.bias is not None:
+        if self.kind == "dyt":
+            because = "norm.kind dyt divides by nothing"
+            refuse_idle("model.decoder.norm.eps", self.eps, because=because)
+        if self.kind != "layernorm":
+            because = f"norm.kind {self.kind} has no bias to choose"
+            refuse_idle("model.decoder.norm.bias", self.bias, because=because)
+        if self.eps is not None:
+            require_positive("model.decoder.norm.eps", self.eps)
+        if self.bias is not None:
             require_switch("model.decoder.norm.bias", self.bias)
 
+    @property
+    def epsilon(self) -> float:
+        """``eps``, with the default resolved."""
+        return 1e-5 if self.eps is None else self.eps
 
-class LayerNorm(nn.Module):
+
+class LayerNorm(Starting):
     """y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias, over the last axis.
 
     The variance divides by D. Source: Ba et al. 2016, arXiv:1607.06450.
     """
 
+    starts = MappingProxyType({"weight": 1.0, "bias": 0.0})
+
     def __init__(self, dim: int, *, eps: float, bias: bool) -> None:
         super().__init__()
         self.eps = eps
-        self.weight = nn.Parameter(torch.ones(dim))
-        self.bias = nn.Parameter(torch.zeros(dim)) if bias else None
+        self.weight = self.start("weight", dim)
+        self.bias = self.start("bias", dim) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """``[..., D]`` to ``[..., D]``."""
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(Starting):
     """y = x / sqrt(mean(x²) + eps) * weight, over the last axis.
 
     Source: Zhang & Sennrich 2019, arXiv:1910.07467.
     """
 
+    starts = MappingProxyType({"weight": 1.0})
+
     def __init__(self, dim: int, *, eps: float) -> None:
         super().__init__()
         self.eps = eps
-        self.weight = nn.Parameter(torch.ones(dim))
+        self.weight = self.start("weight", dim)
 
     def forward(self, x: Tensor) -> Tensor:
         """``[..., D]`` to ``[..., D]``."""
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        # What a matrix gives under autocast is less precise than the weight, and the fused kernel
+        # wants the two alike.
+        return F.rms_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, self.eps)
+
+
+class OffsetRMSNorm(RMSNorm):
+    """y = x / sqrt(mean(x²) + eps) * (1 + weight), over the last axis; weights start at 0.
+
+    Source: Gemma (Gemma Team 2024, arXiv:2403.08295), in its code.
+    """
+
+    starts = MappingProxyType({"weight": 0.0})
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., D]`` to ``[..., D]``."""
+        # In float32: beside the 1, bfloat16 would round small weights away.
+        gain = 1 + self.weight.float()
+        return F.rms_norm(x.float(), gain.shape, gain, self.eps).to(x.dtype)
+
+
+class PlainRMSNorm(nn.Module):
+    """y = x / sqrt(mean(x²) + eps), over the last axis: no parameters.
+
+    Source: Qin et al. 2023, arXiv:2307.14995, as SRMSNorm.
+    """
+
+    def __init__(self, dim: int, *, eps: float) -> None:
+        super().__init__()
+        self.shape = (dim,)
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., D]`` to ``[..., D]``."""
+        return F.rms_norm(x, self.shape, eps=self.eps)
+
+
+class DynamicTanh(Starting):
+    """y = tanh(alpha * x) * weight + bias: squashes outliers without looking at the other entries.
+
+    Alpha is one learned number. The authors' language models multiply the embeddings by √D, which
+    ``embedding_scale`` does. Source: Zhu et al. 2025, arXiv:2503.10622.
+    """
+
+    starts = MappingProxyType({"alpha": 0.5, "weight": 1.0, "bias": 0.0})
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.alpha = self.start("alpha", 1)
+        self.weight = self.start("weight", dim)
+        self.bias = self.start("bias", dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., D]`` to ``[..., D]``."""
+        return torch.tanh(self.alpha * x) * self.weight + self.bias
 
 
 NORMS: dict[NormKind, Callable[[NormConfig, int], nn.Module]] = {
-    "layernorm": lambda config, dim: LayerNorm(dim, eps=config.eps, bias=config.bias is not False),
-    "rmsnorm": lambda config, dim: RMSNorm(dim, eps=config.eps),
+    "layernorm": lambda config, dim: LayerNorm(
+        dim, eps=config.epsilon, bias=config.bias is not False
+    ),
+    "rmsnorm": lambda config, dim: RMSNorm(dim, eps=config.epsilon),
+    "rmsnorm_offset": lambda config, dim: OffsetRMSNorm(dim, eps=config.epsilon),
+    "rmsnorm_plain": lambda config, dim: PlainRMSNorm(dim, eps=config.epsilon),
+    "dyt": lambda _, dim: DynamicTanh(dim),
 }
 
 

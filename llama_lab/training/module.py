@@ -19,7 +19,6 @@ from llama_lab.data.tokenizers import Tokenizer, tokenizer_from_state
 from llama_lab.errors import UserError
 from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.model.initialise import initialise
-from llama_lab.model.loss import next_token_loss
 from llama_lab.training.optimizers import (
     OptimizerConfig,
     ScheduleConfig,
@@ -174,7 +173,7 @@ class LanguageModel(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
         """Mean next-token loss of one microbatch, nats per token."""
         hidden = self.network(batch.inputs)
-        loss = next_token_loss(hidden, self.network.head_weight, batch.targets, reduction="mean")
+        loss = self.network.loss(hidden, batch.targets, reduction="mean")
         self.meter.add(loss, self.trainer.global_step + 1)
         return loss
 
@@ -225,9 +224,8 @@ class LanguageModel(LightningModule):
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Add a batch's summed loss to the text's."""
-        loss = next_token_loss(
-            self.network(batch.inputs), self.network.head_weight, batch.targets, reduction="sum"
-        )
+        hidden = self.network(batch.inputs)
+        loss = self.network.loss(hidden, batch.targets, reduction="sum")
         scored = batch.targets[batch.targets != IGNORE]
         n_bytes = self._piece_bytes(scored.device)[scored].sum()
         self.token_loss.update(loss, torch.tensor(scored.numel()), n_bytes)

@@ -109,8 +109,8 @@ def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, A
     """Every parameter in exactly one of two groups, a tied tensor once.
 
     ``decay`` holds the matrices that activations are multiplied by, the untied head among them.
-    ``no_decay`` holds vectors (norms, biases) and embedding tables: decay would shrink the rows
-    of rare tokens, which few gradients push back. A tied table is an embedding.
+    ``no_decay`` holds what is no matrix (norms, biases, sinks, β) and embedding tables: decay would
+    shrink the rows of rare tokens, which few gradients push back. A tied table is an embedding.
     """
     tables = {id(m.weight) for m in module.modules() if isinstance(m, TABLES)}
     parameters = [p for p in module.parameters() if p.requires_grad]

@@ -35,6 +35,33 @@ def wide(n_kv_heads: int) -> dict:
     }
 
 
+QWEN3_600M = {
+    "dim": 1024,
+    "n_layers": 28,
+    "vocab_size": 151936,
+    "tie_embeddings": True,
+    "attention": {"n_heads": 16, "n_kv_heads": 8, "head_dim": 128, "qk_norm": "head"},
+    "feed_forward": {"hidden_dim": 3072},
+}
+GEMMA3_1B = {
+    "dim": 1152,
+    "n_layers": 26,
+    "vocab_size": 262144,
+    "tie_embeddings": True,
+    "norm": {"kind": "rmsnorm_offset", "placement": "sandwich"},
+    "attention": {"n_heads": 4, "n_kv_heads": 1, "head_dim": 256, "qk_norm": "head"},
+    "feed_forward": {"kind": "geglu_tanh", "hidden_dim": 6912},
+}
+OLMO2_7B = {
+    "dim": 4096,
+    "n_layers": 32,
+    "vocab_size": 100352,
+    "norm": {"placement": "reordered"},
+    "attention": {"n_heads": 32, "qk_norm": "projection"},
+    "feed_forward": {"hidden_dim": 11008},
+}
+
+
 @pytest.mark.parametrize(
     ("settings", "total"),
     [
@@ -43,6 +70,9 @@ def wide(n_kv_heads: int) -> dict:
         (wide(2), 43_780_608),
         (wide(8), 45_353_472),
         (BASE, 37_858_304),
+        (QWEN3_600M, 596_049_920),
+        (GEMMA3_1B, 999_885_952),
+        (OLMO2_7B, 7_298_617_344),
     ],
 )
 def test_totals_are_exact(settings: dict, total: int) -> None:
@@ -61,6 +91,40 @@ def test_parts_are_told_apart() -> None:
         "norm": (2 * 4 + 1) * 2 * 128,
         "head": 1719 * 128,
     }
+
+
+# Per layer beside the LLaMA of width 16 with 4 heads of 4: what each part adds.
+@pytest.mark.parametrize(
+    ("settings", "part", "more"),
+    [
+        ({"attention": {"head_dim": 6}}, "attention", 4 * 16 * (24 - 16)),
+        ({"attention": {"head_dim": 6, "n_kv_heads": 1}}, "attention", 2 * 16 * (24 + 6 - 32)),
+        ({"attention": {"qk_norm": "head"}}, "attention", 4 + 4),
+        ({"attention": {"qk_norm": "projection", "n_kv_heads": 2}}, "attention", 16 + 8 - 2 * 128),
+        ({"attention": {"sinks": True}}, "attention", 4),
+        ({"attention": {"gate": True}}, "attention", 16 * 16),
+        ({"attention": {"gate": True, "qkv_bias": True}}, "attention", 16 * 16 + 4 * 16),
+        ({"feed_forward": {"swish_beta": "learned"}}, "feed_forward", 1),
+        ({"norm": {"placement": "sandwich"}}, "norm", 2 * 16),
+        ({"norm": {"placement": "reordered"}}, "norm", 0),
+        ({"norm": {"placement": "parallel"}}, "norm", -16),
+    ],
+)
+def test_each_part_adds_what_its_formula_has(settings: dict, part: str, more: int) -> None:
+    def counted(**switches: dict) -> dict[str, int]:
+        sizes = {"dim": 16, "n_layers": 3, "vocab_size": 7}
+        return count_parameters(DecoderConfig.from_dict({**sizes, **switches})).by_part
+
+    plain = counted()
+    assert counted(**settings) == {**plain, part: plain[part] + 3 * more}
+
+
+@pytest.mark.parametrize(
+    ("kind", "a_norm"), [("rmsnorm_offset", 16), ("rmsnorm_plain", 0), ("dyt", 2 * 16 + 1)]
+)
+def test_every_norm_of_a_kind_counts(kind: str, a_norm: int) -> None:
+    settings = {"dim": 16, "n_layers": 3, "vocab_size": 7, "norm": {"kind": kind}}
+    assert count_parameters(DecoderConfig.from_dict(settings)).by_part["norm"] == 7 * a_norm
 
 
 def test_a_tied_head_counts_once() -> None:

@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from llama_lab.model.attention import Attention
+from llama_lab.model.attention import Attention, AttentionConfig
 from llama_lab.model.cache import DecoderCache
 from llama_lab.model.decoder import Decoder, DecoderConfig
+from llama_lab.model.feed_forward import FeedForwardConfig
 from llama_lab.model.initialise import InitConfig, initialise
-from llama_lab.model.loss import next_token_loss
+from llama_lab.model.norms import NORMS, NormConfig
 from llama_lab.model.positions import POSITIONS, Position
 
 
@@ -38,6 +39,13 @@ def test_parameters_have_the_names_that_checkpoints_use() -> None:
     assert {name for name, _ in older.named_parameters()} == llama - {
         "blocks.0.feed_forward.gate.weight"
     } | {"position_embedding.weight"}
+    attention = {"qk_norm": "head", "sinks": True, "gate": True}
+    newer = tiny(n_layers=1, attention=attention, feed_forward={"swish_beta": "learned"})
+    assert {name for name, _ in newer.named_parameters()} == llama | {
+        *(f"blocks.0.attention.{name}.weight" for name in ("q_norm", "k_norm", "wg")),
+        "blocks.0.attention.sinks",
+        "blocks.0.feed_forward.activation.beta",
+    }
 
 
 @pytest.mark.parametrize("std", [0.02, 0.05])
@@ -49,7 +57,7 @@ def test_the_untrained_loss_is_what_the_initialisation_predicts(std: float) -> N
     tokens, targets = torch.randint(
         1719, (2, 8, 128), generator=torch.Generator().manual_seed(0)
     ).unbind()
-    loss = next_token_loss(decoder(tokens), decoder.head_weight, targets, reduction="mean")
+    loss = decoder.loss(decoder(tokens), targets, reduction="mean")
     # The final norm makes hidden states of unit mean square, so logits have variance dim · std².
     assert loss.item() == pytest.approx(math.log(1719) + 128 * std**2 / 2, abs=0.05)
 
@@ -104,13 +112,42 @@ def test_dropout_acts_on_embeddings_sublayers_and_attention_weights_in_training_
     assert len(first.unique(dim=0)) > 1
 
 
-@pytest.mark.parametrize("position", POSITIONS)
 @torch.no_grad()
-def test_a_decoder_built_on_meta_equals_one_built_on_the_cpu(position: str) -> None:
-    built = tiny(position={"kind": position})
+def test_a_logit_softcap_limits_logits_and_the_loss_alike() -> None:
+    capped = tiny(logit_softcap=0.02, init={"std": 0.5})
+    free = tiny(init={"std": 0.5})
+    tokens = torch.tensor([[1, 2, 3, 4]])
+    hidden, logits = free(tokens), free.logits(free(tokens))
+    torch.testing.assert_close(capped(tokens), hidden)
+    expected = 0.02 * torch.tanh(logits / 0.02)
+    torch.testing.assert_close(capped.logits(hidden), expected)
+    assert expected.abs().max() <= 0.02 < logits.abs().max()
+    for decoder, scores in ((free, logits), (capped, expected)):
+        losses = -scores.log_softmax(-1).gather(-1, tokens[..., None])
+        torch.testing.assert_close(decoder.loss(hidden, tokens, reduction="mean"), losses.mean())
+        torch.testing.assert_close(decoder.loss(hidden, tokens, reduction="sum"), losses.sum())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *({"position": {"kind": position}} for position in POSITIONS),
+        *({"norm": {"kind": kind, "placement": "sandwich"}} for kind in NORMS),
+        {
+            "norm": {"kind": "dyt"},
+            "attention": {"qk_norm": "head", "sinks": True, "gate": True, "qkv_bias": True},
+            "feed_forward": {"swish_beta": "learned", "bias": True},
+        },
+    ],
+)
+@torch.no_grad()
+def test_a_decoder_built_on_meta_equals_one_built_on_the_cpu(settings: dict[str, Any]) -> None:
+    built = tiny(**settings)
     with torch.device("meta"):
         empty = Decoder(built.config)
     initialised = empty.to_empty(device="cpu").eval()
+    for parameter in initialised.parameters():
+        parameter.fill_(float("nan"))
     table = getattr(initialised.position_embedding, "table", torch.empty(0))
     assert table.device == torch.device("cpu"), "a compiled forward would be compiled twice"
     initialise(initialised, 0)
@@ -123,9 +160,20 @@ def test_a_decoder_built_on_meta_equals_one_built_on_the_cpu(position: str) -> N
     assert list(built.buffers()) == []
 
 
-@pytest.mark.parametrize("position", POSITIONS)
-def test_a_compiled_decoder_is_one_graph_compiled_once(position: str) -> None:
-    decoder = tiny(position={"kind": position}, attention={"n_kv_heads": 2})
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *({"position": {"kind": position}} for position in POSITIONS),
+        {
+            "norm": {"kind": "dyt", "placement": "sandwich"},
+            "attention": {"qk_norm": "projection", "sinks": True, "softcap": 9.0, "gate": True},
+            "feed_forward": {"swish_beta": "learned"},
+            "logit_softcap": 9.0,
+        },
+    ],
+)
+def test_a_compiled_decoder_is_one_graph_compiled_once(settings: dict[str, Any]) -> None:
+    decoder = tiny(**{"attention": {"n_kv_heads": 2}, **settings})
     graphs = []
 
     def backend(graph: torch.fx.GraphModule, _inputs: list[Tensor]) -> Any:
@@ -192,13 +240,31 @@ def test_every_parameter_gets_a_gradient() -> None:
             "context_length": 8,
         }
     )
-    for each in (config, older, replace(config, tie_embeddings=True)):
+    gemma = DecoderConfig.from_dict(
+        {
+            "dim": 16,
+            "n_layers": 2,
+            "vocab_size": 11,
+            "context_length": 8,
+            "logit_softcap": 3.0,
+            "norm": {"kind": "rmsnorm_offset", "placement": "sandwich"},
+            "attention": {"head_dim": 6, "qk_norm": "head", "softcap": 5.0},
+            "feed_forward": {"kind": "geglu_tanh"},
+            "init": {"kind": "xavier"},
+        }
+    )
+    odd = replace(
+        gemma,
+        norm=NormConfig(kind="dyt", placement="parallel"),
+        attention=AttentionConfig(qk_norm="projection", sinks=True, gate=True),
+        feed_forward=FeedForwardConfig(swish_beta="learned"),
+    )
+    outputs = replace(config, norm=NormConfig(placement="reordered"))
+    for each in (config, older, replace(config, tie_embeddings=True), gemma, odd, outputs):
         decoder = Decoder(each)
         initialise(decoder, 0)
         tokens = torch.arange(8)[None]
-        next_token_loss(
-            decoder(tokens), decoder.head_weight, tokens + 1, reduction="mean"
-        ).backward()
+        decoder.loss(decoder(tokens), tokens + 1, reduction="mean").backward()
         for name, parameter in decoder.named_parameters():
             assert parameter.grad is not None, name
             # A bias of the keys adds the same to all scores of a query, so softmax cancels it.

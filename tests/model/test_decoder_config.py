@@ -8,10 +8,16 @@ from typing import Any, get_args, get_type_hints
 import jsonargparse
 import pytest
 
-from llama_lab.model.attention import AttentionConfig
+from llama_lab.model.attention import QK_NORMS, AttentionConfig, QKNorm
 from llama_lab.model.block import BLOCKS
 from llama_lab.model.decoder import Decoder, DecoderConfig
-from llama_lab.model.feed_forward import FEED_FORWARDS, FeedForwardConfig, FeedForwardKind
+from llama_lab.model.feed_forward import (
+    FEED_FORWARDS,
+    SWISH_BETAS,
+    FeedForwardConfig,
+    FeedForwardKind,
+    SwishBeta,
+)
 from llama_lab.model.initialise import INITS, InitConfig, InitKind
 from llama_lab.model.norms import NORMS, NormConfig, NormKind, NormPlacement
 from llama_lab.model.positions import (
@@ -31,7 +37,9 @@ from llama_lab.model.settings import SettingError
         (NormPlacement, BLOCKS),
         (PositionKind, POSITIONS),
         (RopePairing, ROPE_PAIRINGS),
+        (QKNorm, QK_NORMS),
         (FeedForwardKind, FEED_FORWARDS),
+        (SwishBeta, SWISH_BETAS),
         (InitKind, INITS),
     ],
 )
@@ -57,8 +65,19 @@ REFUSED = [
     ({"norm": {"placement": "middle"}}, "norm.placement middle", "pre, post"),
     ({"norm": {"eps": 0.0}}, "norm.eps 0.0", "above 0"),
     ({"norm": {"eps": float("inf")}}, "norm.eps inf", "finite"),
+    ({"norm": {"eps": "small"}}, "norm.eps small", "above 0"),
+    (
+        {"norm": {"kind": "dyt", "eps": 1e-5}},
+        "norm.eps 1e-05",
+        "norm.kind dyt divides by nothing; set --model.decoder.norm.eps null",
+    ),
     ({"norm": {"bias": True}}, "norm.bias true", "set --model.decoder.norm.bias null"),
-    ({"norm": {"bias": False}}, "norm.bias false", "norm.kind rmsnorm has no bias"),
+    *(
+        ({"norm": {"kind": kind, "bias": bias}}, f"norm.bias {word}", f"norm.kind {kind} has no")
+        for kind in NORMS
+        if kind != "layernorm"
+        for bias, word in ((True, "true"), (False, "false"))
+    ),
     ({"norm": {"kind": "layernorm", "bias": 1}}, "norm.bias 1", "true or false"),
     ({"position": {"kind": "alibis"}}, "position.kind alibis", "learned, sinusoidal, rope, none"),
     ({"position": {"rope_theta": 0}}, "position.rope_theta 0", "above 0"),
@@ -93,6 +112,13 @@ REFUSED = [
     ),
     ({"attention": {"qkv_bias": 1}}, "attention.qkv_bias 1", "true or false"),
     ({"attention": {"output_bias": "on"}}, "attention.output_bias on", "true or false"),
+    ({"attention": {"sinks": 4}}, "attention.sinks 4", "true or false"),
+    ({"attention": {"gate": "sigmoid"}}, "attention.gate sigmoid", "true or false"),
+    ({"attention": {"head_dim": 0}}, "attention.head_dim 0", "at least 1"),
+    ({"attention": {"head_dim": 31}}, "attention.head_dim 31", "position.kind rope turns pairs"),
+    ({"attention": {"qk_norm": True}}, "attention.qk_norm true", "none, head, projection"),
+    ({"attention": {"softcap": 0}}, "attention.softcap 0", "above 0"),
+    ({"logit_softcap": -30.0}, "logit_softcap -30.0", "above 0"),
     ({"dim": 12}, "position.kind rope", "odd width 3: set --model.decoder.dim to a multiple of 8"),
     ({"feed_forward": {"kind": "moe"}}, "feed_forward.kind moe", "swiglu"),
     ({"feed_forward": {"bias": 0}}, "feed_forward.bias 0", "true or false"),
@@ -123,6 +149,26 @@ REFUSED = [
         {"feed_forward": {"hidden_dim": 64, "dim_multiplier": 1.3}},
         "feed_forward.dim_multiplier 1.3",
         "feed_forward.hidden_dim 64 settles the width",
+    ),
+    (
+        {"feed_forward": {"swish_beta": "free"}},
+        "feed_forward.swish_beta free",
+        "fixed, learned",
+    ),
+    *(
+        (
+            {"feed_forward": {"kind": kind, "swish_beta": beta}},
+            f"feed_forward.swish_beta {beta}",
+            f"feed_forward.kind {kind} has no Swish",
+        )
+        for kind in FEED_FORWARDS
+        if kind not in ("silu", "swiglu")
+        for beta in SWISH_BETAS
+    ),
+    (
+        {"init": {"kind": "xavier", "std": 0.02}},
+        "init.std 0.02",
+        "init.kind xavier draws by each matrix's own size; set --model.decoder.init.std null",
     ),
     ({"init": {"kind": "zeros"}}, "init.kind zeros", "normal, depth_scaled"),
     ({"init": {"std": 0.0}}, "init.std 0.0", "above 0"),
@@ -166,10 +212,30 @@ def test_a_decoder_without_a_vocabulary_is_refused() -> None:
             feed_forward=FeedForwardConfig(kind="geglu", multiple_of=8, dim_multiplier=1.5),
             init=InitConfig(kind="depth_scaled", std=0.1),
         ),
+        DecoderConfig(
+            logit_softcap=30.0,
+            norm=NormConfig(kind="rmsnorm_offset", placement="sandwich"),
+            attention=AttentionConfig(
+                n_heads=3, head_dim=10, qk_norm="head", softcap=50.0, sinks=True, gate=True
+            ),
+            feed_forward=FeedForwardConfig(swish_beta="learned"),
+            init=InitConfig(kind="xavier"),
+        ),
     ],
 )
 def test_a_config_survives_as_plain_values(config: DecoderConfig) -> None:
     assert DecoderConfig.from_dict(asdict(config)) == config
+
+
+def test_a_head_width_of_its_own_need_not_divide_the_model_width() -> None:
+    attention = AttentionConfig(n_heads=3, head_dim=10)
+    assert DecoderConfig(dim=128, attention=attention).head_dim == 10
+    assert DecoderConfig(dim=128).head_dim == 32
+
+
+def test_an_eps_that_is_not_given_is_one_in_a_hundred_thousand() -> None:
+    assert NormConfig().epsilon == NormConfig(eps=1e-5).epsilon == 1e-5
+    assert NormConfig(eps=1e-6).epsilon == 1e-6
 
 
 def test_values_that_are_absent_keep_their_defaults() -> None:
@@ -211,15 +277,15 @@ def test_the_command_line_has_every_setting_with_choices_default_and_text(
         parser.parse_args(["--help"])
     lines = out.getvalue().splitlines()
     names = setting_names(DecoderConfig, "--model.decoder")
-    assert len(names) == 25
+    assert len(names) == 32
     for name in names:
         at = next(i for i, line in enumerate(lines) if line.strip().startswith(f"{name} "))
         entry = " ".join(lines[at : at + 2])
         assert "default: " in entry
         text = entry.split("(type: ")[0].removeprefix(f"  {name} ")
         assert len(text.split()) > 5, f"{name} has no text: {entry}"
-    assert "{layernorm,rmsnorm}" in out.getvalue()
-    assert "{pre,post}" in out.getvalue()
+    assert f"{{{','.join(NORMS)}}}" in out.getvalue()
+    assert f"{{{','.join(BLOCKS)}}}" in out.getvalue()
 
 
 def test_the_command_line_builds_the_config(parser: jsonargparse.ArgumentParser) -> None:

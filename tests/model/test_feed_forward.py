@@ -32,13 +32,15 @@ ACTIVATIONS: dict[FeedForwardKind, Callable[[Tensor], Tensor]] = {
     "gelu": gelu,
     "gelu_tanh": gelu_tanh,
     "silu": lambda x: x * sigmoid(x),
+    "relu_squared": lambda x: x * x * (x > 0),
     "glu": sigmoid,
     "bilinear": lambda x: x,
     "reglu": lambda x: x.clamp_min(0),
     "geglu": gelu,
+    "geglu_tanh": gelu_tanh,
     "swiglu": lambda x: x * sigmoid(x),
 }
-GATED = {"glu", "bilinear", "reglu", "geglu", "swiglu"}
+GATED = {"glu", "bilinear", "reglu", "geglu", "geglu_tanh", "swiglu"}
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -60,6 +62,28 @@ def test_a_kind_computes_its_formula(kind: FeedForwardKind, bias: bool) -> None:
     else:
         hidden = ACTIVATIONS[kind](linear("up", x))
     torch.testing.assert_close(layer(x), linear("down", hidden), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["silu", "swiglu"])
+@torch.no_grad()
+def test_a_learned_beta_is_one_number_that_starts_as_the_fixed_one(kind: FeedForwardKind) -> None:
+    learned, fixed, unsaid = (
+        build_feed_forward(FeedForwardConfig(kind=kind, hidden_dim=6, swish_beta=beta), 4)
+        for beta in ("learned", "fixed", None)
+    )
+    weights = {name: torch.randn(tensor.shape) for name, tensor in fixed.state_dict().items()}
+    for layer in (fixed, unsaid):
+        layer.load_state_dict(weights)
+    beta = torch.ones(1)
+    learned.load_state_dict({**weights, "activation.beta": beta})
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(learned(x), fixed(x))
+    assert torch.equal(unsaid(x), fixed(x))
+    learned.activation.beta.fill_(-1.7)
+    up = x @ weights["up.weight"].T
+    inner = x @ weights["gate.weight"].T if kind in GATED else up
+    hidden = inner * sigmoid(-1.7 * inner) * (up if kind in GATED else 1)
+    torch.testing.assert_close(learned(x), hidden @ weights["down.weight"].T)
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,15 @@
 """Where training starts: distributions, and equal tensors in models that differ elsewhere."""
 
 import math
+from itertools import cycle
 from typing import Any
 
 import pytest
 import torch
 
 from llama_lab.model.decoder import Decoder, DecoderConfig
-from llama_lab.model.initialise import initialise
+from llama_lab.model.initialise import INITS, initialise
+from llama_lab.model.norms import NORMS
 
 
 def initialised(seed: int = 0, **settings: Any) -> Decoder:
@@ -48,6 +50,93 @@ def test_each_tensor_has_its_distribution(
             assert abs(parameter.mean().item()) < 0.1 * expected, name
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_xavier_is_uniform_by_size_and_normal_for_what_is_looked_up(tied: bool) -> None:
+    settings = {**EVERYTHING, "attention": {"n_kv_heads": 1, "qkv_bias": True, "gate": True}}
+    decoder = initialised(init={"kind": "xavier"}, tie_embeddings=tied, **settings)
+    tables = {"embedding.weight", "position_embedding.weight"} | {"head.weight"}
+    for name, parameter in decoder.named_parameters():
+        if parameter.dim() < 2:
+            assert len(parameter.unique()) == 1, name
+        elif name in tables:
+            assert parameter.std().item() == pytest.approx(64**-0.5, rel=0.05), name
+            assert parameter.abs().max() > 2.5 * 64**-0.5, name
+        else:
+            bound = math.sqrt(6 / sum(parameter.shape))
+            assert parameter.abs().max().item() == pytest.approx(bound, rel=0.01), name
+            assert parameter.abs().max() <= bound, name
+            assert parameter.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.05), name
+            assert abs(parameter.mean().item()) < 0.1 * bound, name
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@torch.no_grad()
+def test_zero_output_starts_from_the_identity_and_an_even_guess(tied: bool) -> None:
+    decoder = initialised(init={"kind": "zero_output"}, tie_embeddings=tied, **EVERYTHING)
+    normal = initialised(tie_embeddings=tied, **EVERYTHING).state_dict()
+    for name, value in decoder.state_dict().items():
+        zero = name.endswith(("wo.weight", "down.weight")) or name == "head.weight"
+        assert torch.equal(value, torch.zeros_like(value) if zero else normal[name]), name
+    tokens = torch.tensor([[1, 5, 9]])
+    embedded = decoder.position_embedding.embed(decoder.embedding(tokens), 0)
+    hidden = decoder(tokens)
+    torch.testing.assert_close(hidden, decoder.final_norm(embedded))
+    assert decoder.logits(hidden).any() == tied
+
+
+def test_zero_output_learns_nevertheless() -> None:
+    decoder = initialised(init={"kind": "zero_output"})
+    optimizer = torch.optim.SGD(decoder.parameters(), lr=1.0)
+    tokens = torch.arange(9)[None]
+    for _ in range(3):
+        optimizer.zero_grad()
+        decoder.loss(decoder(tokens[:, :-1]), tokens[:, 1:], reduction="mean").backward()
+        optimizer.step()
+    for name, parameter in decoder.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.any(), name
+
+
+def test_what_is_no_matrix_starts_where_its_module_says() -> None:
+    settings: dict[str, Any] = {
+        "attention": {"sinks": True, "qk_norm": "head", "gate": True, "qkv_bias": True},
+        "feed_forward": {"swish_beta": "learned", "bias": True},
+    }
+    starts = {
+        "layernorm": {"weight": 1.0, "bias": 0.0},
+        "rmsnorm": {"weight": 1.0},
+        "rmsnorm_offset": {"weight": 0.0},
+        "rmsnorm_plain": {},
+        "dyt": {"alpha": 0.5, "weight": 1.0, "bias": 0.0},
+    }
+    assert starts.keys() == NORMS.keys()
+    for (kind, norm_starts), init in zip(starts.items(), cycle(INITS), strict=False):
+        decoder = Decoder(
+            DecoderConfig.from_dict(
+                {"vocab_size": 7, "norm": {"kind": kind}, "init": {"kind": init}, **settings}
+            )
+        )
+        with torch.no_grad():
+            for parameter in decoder.parameters():
+                parameter.fill_(float("nan"))
+        initialise(decoder, 0)
+        for name, parameter in decoder.named_parameters():
+            leaf = name.rpartition(".")[2]
+            if parameter.dim() < 2:
+                others = {"bias": 0.0, "sinks": 0.0, "beta": 1.0}
+                start = (norm_starts if "norm" in name else others)[leaf]
+                assert torch.equal(parameter, torch.full_like(parameter, start)), name
+            else:
+                assert parameter.isfinite().all(), name
+
+
+def test_a_vector_whose_start_nobody_declares_is_an_error() -> None:
+    decoder = Decoder(DecoderConfig(vocab_size=7))
+    decoder.blocks[1].attention.temperature = torch.nn.Parameter(torch.ones(1))
+    with pytest.raises(LookupError, match=r"blocks\.1\.attention\.temperature is no matrix"):
+        initialise(decoder, 0)
+
+
 @pytest.mark.parametrize(
     "other",
     [
@@ -57,6 +146,9 @@ def test_each_tensor_has_its_distribution(
         {"attention": {"n_kv_heads": 2, "qkv_bias": True}},
         {"tie_embeddings": True},
         {"n_layers": 5},
+        {"norm": {"placement": "sandwich"}},
+        {"attention": {"qk_norm": "head", "sinks": True, "gate": True}},
+        {"feed_forward": {"swish_beta": "learned"}},
     ],
 )
 def test_models_that_share_a_tensor_start_with_the_same_one(other: dict[str, Any]) -> None:

@@ -23,36 +23,47 @@ def example(n: int = 20, dim: int = 6, vocabulary: int = 13) -> tuple[Tensor, Te
     return hidden, weight, targets
 
 
+CAPS = pytest.mark.parametrize("cap", [None, 1.5])
+
+
+@CAPS
 @REDUCTIONS
 def test_the_loss_is_minus_log_softmax_of_the_scored_targets(
-    reduction: Literal["mean", "sum"],
+    reduction: Literal["mean", "sum"], cap: float | None
 ) -> None:
     hidden, weight, targets = example()
-    probabilities = (hidden @ weight.T).softmax(-1)
+    logits = hidden @ weight.T
+    probabilities = (logits if cap is None else cap * torch.tanh(logits / cap)).softmax(-1)
     scored = [i for i, target in enumerate(targets.tolist()) if target != IGNORE]
     each = torch.stack([-probabilities[i, targets[i]].log() for i in scored])
-    loss = next_token_loss(hidden, weight, targets, reduction=reduction)
+    loss = next_token_loss(hidden, weight, targets, reduction=reduction, cap=cap)
     torch.testing.assert_close(loss, each.mean() if reduction == "mean" else each.sum())
-    folded = next_token_loss(hidden.view(4, 5, -1), weight, targets.view(4, 5), reduction=reduction)
+    folded = next_token_loss(
+        hidden.view(4, 5, -1), weight, targets.view(4, 5), reduction=reduction, cap=cap
+    )
     torch.testing.assert_close(loss, folded)
 
 
+@CAPS
 @REDUCTIONS
 @pytest.mark.parametrize("rows_at_once", [1, 3, 10, 19])
 def test_chunks_give_the_loss_and_the_gradients_of_the_whole(
-    rows_at_once: int, reduction: Literal["mean", "sum"], monkeypatch: pytest.MonkeyPatch
+    rows_at_once: int,
+    reduction: Literal["mean", "sum"],
+    cap: float | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hidden, weight, targets = example()
-    whole = next_token_loss(hidden, weight, targets, reduction=reduction)
+    whole = next_token_loss(hidden, weight, targets, reduction=reduction, cap=cap)
     expected = torch.autograd.grad(whole * 3, (hidden, weight))
     monkeypatch.setattr(loss_module, "LOGITS_BUDGET", rows_at_once * weight.size(0))
-    chunked = next_token_loss(hidden, weight, targets, reduction=reduction)
+    chunked = next_token_loss(hidden, weight, targets, reduction=reduction, cap=cap)
     assert chunked.grad_fn is not None
     torch.testing.assert_close(chunked, whole)
     torch.testing.assert_close(torch.autograd.grad(chunked * 3, (hidden, weight)), expected)
     with torch.no_grad():
         torch.testing.assert_close(
-            next_token_loss(hidden, weight, targets, reduction=reduction), whole.detach()
+            next_token_loss(hidden, weight, targets, reduction=reduction, cap=cap), whole.detach()
         )
 
 
@@ -70,15 +81,16 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
+@CAPS
 @pytest.mark.parametrize("n", [20, 21])
 def test_chunks_never_hold_more_logits_than_the_budget(
-    n: int, monkeypatch: pytest.MonkeyPatch
+    n: int, cap: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hidden, weight, targets = example(n=n, dim=2, vocabulary=100)
     for budget, within in ((700, True), (n * 100, False)):
         monkeypatch.setattr(loss_module, "LOGITS_BUDGET", budget)
         with LargestTensor() as largest:
-            next_token_loss(hidden, weight, targets, reduction="mean").backward()
+            next_token_loss(hidden, weight, targets, reduction="mean", cap=cap).backward()
         assert (largest.numel <= 700) is within
 
 

@@ -13,7 +13,7 @@ from llama_lab.model.attention import AttentionConfig
 from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.model.feed_forward import FeedForwardConfig
 from llama_lab.model.initialise import initialise
-from llama_lab.model.norms import NormConfig
+from llama_lab.model.norms import NORMS, NormConfig
 from llama_lab.model.positions import PositionConfig
 from llama_lab.training.optimizers import (
     OPTIMIZERS,
@@ -27,25 +27,29 @@ from llama_lab.training.optimizers import (
     parameter_groups,
 )
 
-SWITCHES = list(
-    itertools.product(("layernorm", "rmsnorm"), ("learned", "rope"), (False, True), (False, True))
-)
+SWITCHES = list(itertools.product(NORMS, ("learned", "rope"), (False, True), (False, True)))
 
 
 def decoder(norm: str, position: str, bias: bool, tied: bool) -> Decoder:
+    """A model with every part that has parameters; with its biases, or none."""
     config = DecoderConfig(
         dim=16,
         n_layers=2,
         context_length=8,
         vocab_size=11,
         tie_embeddings=tied,
-        norm=NormConfig(kind=norm),  # type: ignore[arg-type]
+        norm=NormConfig(kind=norm, placement="sandwich"),  # type: ignore[arg-type]
         position=PositionConfig(kind=position),  # type: ignore[arg-type]
-        attention=AttentionConfig(n_heads=2, qkv_bias=bias, output_bias=bias),
-        feed_forward=FeedForwardConfig(kind="gelu", bias=bias),
+        attention=AttentionConfig(
+            n_heads=2, qkv_bias=bias, output_bias=bias, qk_norm="head", sinks=True, gate=True
+        ),
+        feed_forward=FeedForwardConfig(swish_beta="learned", bias=bias),
     )
     built = Decoder(config)
     initialise(built, 0)
+    with torch.no_grad():
+        for parameter in built.parameters():
+            parameter.add_(0.5)  # a zero would not show that it decays
     return built
 
 
