@@ -10,8 +10,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from llama_lab.model.cache import LayerCache
-from llama_lab.model.positions import Places
-from llama_lab.model.settings import nearest_multiple, require, require_switch, require_whole
+from llama_lab.model.places import Places
+from llama_lab.model.settings import (
+    nearest_multiple,
+    refuse_idle,
+    require,
+    require_switch,
+    require_whole,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,10 +37,19 @@ class AttentionConfig:
     output_bias: bool = False
     """Whether the projection back to the model width has a bias."""
 
+    window: int | None = None
+    """Tokens that a token sees in windowed layers, itself included: with 4, itself and the 3 before
+    it (Mistral, Gemma 3); null means all up to itself. Below context_length."""
+
+    window_pattern: str | None = None
+    """Which layers are windowed, L (windowed, local) or G (global) for each, from the first layer
+    on and over again, such as LLLLLG; null means all. Refused without a window."""
+
     def __post_init__(self) -> None:
         require_whole("model.decoder.attention.n_heads", self.n_heads)
         require_switch("model.decoder.attention.qkv_bias", self.qkv_bias)
         require_switch("model.decoder.attention.output_bias", self.output_bias)
+        self.check_window()
         if self.n_kv_heads is None:
             return
         require_whole("model.decoder.attention.n_kv_heads", self.n_kv_heads)
@@ -45,6 +60,25 @@ class AttentionConfig:
             f"--model.decoder.attention.n_heads {self.n_heads}: choose one of "
             f"{', '.join(divisors)}",
         )
+
+    def check_window(self) -> None:
+        """Refuse a window that is none, and a pattern without a window or a windowed layer."""
+        flag, pattern = "model.decoder.attention.window_pattern", self.window_pattern
+        if self.window is None:
+            refuse_idle(flag, pattern, because="attention.window null leaves every layer global")
+            return
+        require_whole("model.decoder.attention.window", self.window)
+        require(
+            pattern is None
+            or (isinstance(pattern, str) and set(pattern) <= {"L", "G"} and "L" in pattern),
+            f"--{flag} {pattern} is impossible: give letters L (windowed) and G (global), at least "
+            f"one of them L, or set --model.decoder.attention.window null",
+        )
+
+    def window_of(self, layer: int) -> int | None:
+        """The window of a layer, counted from 0; ``None`` where it sees all up to itself."""
+        pattern = self.window_pattern or "L"
+        return self.window if pattern[layer % len(pattern)] == "L" else None
 
     @property
     def kv_heads(self) -> int:
@@ -87,16 +121,28 @@ class Attention(nn.Module):
         q, k, v = (h.transpose(1, 2) for h in (q, k, v))
         if cache is not None:
             k, v = cache.update(k, v)
-        mixed = F.scaled_dot_product_attention(
+        mixed = places.attend(self.mix, q, k, v).transpose(1, 2).flatten(2)
+        return self.wo(mixed)
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
+        """softmax(q kᵀ / √E + mask) v: ``[B, H, T, E]`` and twice ``[B, K, P, E]`` to the first.
+
+        Args:
+            q: Queries.
+            k: Keys.
+            v: Values.
+            mask: Fits ``[B, H, T, P]``; true where a token may look, or what scores are added to.
+            is_causal: In place of a mask: token t sees 0 to t.
+        """
+        return F.scaled_dot_product_attention(
             q,
             k,
             v,
-            attn_mask=places.mask,
+            attn_mask=mask,
             dropout_p=self.dropout if self.training else 0.0,
-            is_causal=places.is_causal,
+            is_causal=is_causal,
             enable_gqa=self.is_grouped,
         )
-        return self.wo(mixed.transpose(1, 2).flatten(2))
 
     def heads(self, projected: Tensor) -> Tensor:
         """``[B, T, heads · E]`` to ``[B, T, heads, E]``."""
