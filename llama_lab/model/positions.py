@@ -187,9 +187,9 @@ class AlibiPosition(Position):
     def slopes(self, device: torch.device) -> Tensor:
         """``[H]``, float32."""
         whole = 2 ** (self.n_heads.bit_length() - 1)
-        steps = torch.arange(1, whole + 1, device=device) / whole
-        halves = torch.arange(1, 2 * (self.n_heads - whole), 2, device=device) / (2 * whole)
-        return torch.exp2(-8 * torch.cat((steps, halves)))
+        steps = torch.arange(self.n_heads, device=device)
+        shares = torch.cat((1 + steps[:whole], 0.5 + steps[: self.n_heads - whole])) / whole
+        return torch.exp2(-8 * shares)
 
 
 class Sizes(NamedTuple):

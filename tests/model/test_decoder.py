@@ -13,7 +13,11 @@ from llama_lab.model.cache import DecoderCache
 from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.model.initialise import InitConfig, initialise
 from llama_lab.model.loss import next_token_loss
-from llama_lab.model.positions import POSITIONS, Position
+from llama_lab.model.places import Position
+from llama_lab.model.positions import POSITIONS
+
+
+LOCAL_AND_GLOBAL = {"window": 3, "window_pattern": "LG"}
 
 
 def tiny(**settings: Any) -> Decoder:
@@ -111,8 +115,9 @@ def test_a_decoder_built_on_meta_equals_one_built_on_the_cpu(position: str) -> N
     with torch.device("meta"):
         empty = Decoder(built.config)
     initialised = empty.to_empty(device="cpu").eval()
-    table = getattr(initialised.position_embedding, "table", torch.empty(0))
-    assert table.device == torch.device("cpu"), "a compiled forward would be compiled twice"
+    for module in initialised.modules():
+        table = getattr(module, "table", torch.empty(0))
+        assert table.device == torch.device("cpu"), "a compiled forward would be compiled twice"
     initialise(initialised, 0)
     with torch.device("meta"):
         loaded = Decoder(built.config).eval()
@@ -123,9 +128,11 @@ def test_a_decoder_built_on_meta_equals_one_built_on_the_cpu(position: str) -> N
     assert list(built.buffers()) == []
 
 
-@pytest.mark.parametrize("position", POSITIONS)
-def test_a_compiled_decoder_is_one_graph_compiled_once(position: str) -> None:
-    decoder = tiny(position={"kind": position}, attention={"n_kv_heads": 2})
+@pytest.mark.parametrize(
+    ("position", "window"), [*((kind, {}) for kind in POSITIONS), ("rope", LOCAL_AND_GLOBAL)]
+)
+def test_a_compiled_decoder_is_one_graph_compiled_once(position: str, window: dict) -> None:
+    decoder = tiny(position={"kind": position}, attention={"n_kv_heads": 2, **window})
     graphs = []
 
     def backend(graph: torch.fx.GraphModule, _inputs: list[Tensor]) -> Any:

@@ -8,13 +8,9 @@ from torch import Tensor
 
 from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.model.initialise import initialise
-from llama_lab.model.positions import (
-    ROPE_PAIRINGS,
-    Position,
-    RopePairing,
-    RotaryPosition,
-    SinusoidalPosition,
-)
+from llama_lab.model.places import Position
+from llama_lab.model.positions import POSITIONS, SinusoidalPosition
+from llama_lab.model.rope import ROPE_PAIRINGS, RopePairing, RotaryPosition
 from llama_lab.model.settings import SettingError
 
 CPU = torch.device("cpu")
@@ -134,7 +130,14 @@ def tiny(**settings: Any) -> Decoder:
 
 
 @pytest.mark.parametrize(
-    "position", [{"kind": "sinusoidal"}, {"rope_theta": 500.0}, {"kind": "none"}]
+    "position",
+    [
+        {"kind": "sinusoidal"},
+        {"rope_theta": 500.0},
+        {"rope_fraction": 0.5},
+        {"kind": "alibi"},
+        {"kind": "none"},
+    ],
 )
 def test_a_text_may_be_longer_than_the_context(position: dict[str, Any]) -> None:
     tokens = torch.arange(24)[None] % 11
@@ -162,5 +165,6 @@ def test_only_without_positions_does_the_order_of_the_past_not_matter() -> None:
         return (first - second).abs().max().item()
 
     assert moved(kind="none") < 1e-5
-    for position in ({"kind": "learned"}, {"kind": "sinusoidal"}, {"rope_pairing": "half"}):
+    kinds = [{"kind": kind} for kind in POSITIONS if kind != "none"]
+    for position in (*kinds, {"rope_fraction": 0.5}):
         assert moved(**position) > 1e-3
