@@ -16,7 +16,6 @@ from llama_lab.model.loss import next_token_loss
 from llama_lab.model.places import Position
 from llama_lab.model.positions import POSITIONS
 
-
 LOCAL_AND_GLOBAL = {"window": 3, "window_pattern": "LG"}
 
 

@@ -160,6 +160,6 @@ def test_layers_that_look_alike_share_what_they_know(monkeypatch: pytest.MonkeyP
     decoder = tiny(n_layers=8, position=position, attention={"window": 4, "window_pattern": "LLG"})
     decoder(torch.zeros(1, 12, dtype=torch.long))
     assert len(made) == 2
-    assert [kind.has_position for kind in decoder.layer_positions.kinds] == [True] * 3 + [
-        False
-    ] + [True] * 3 + [False]
+    assert [kind.has_position for kind in decoder.layer_positions.kinds] == [True] * 3 + [False] + [
+        True
+    ] * 3 + [False]
