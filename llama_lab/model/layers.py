@@ -19,7 +19,8 @@ class LayerKind(NamedTuple):
     """Tokens that a token sees, itself included; ``None`` means all up to itself."""
 
     has_position: bool
-    """Whether the layer's attention is told positions, where the position's kind does so."""
+    """Whether the layer's attention is told positions, where the position's kind does so. Layers
+    without between layers with: Yang et al. 2025, arXiv:2501.18795."""
 
 
 def layer_kinds(config: DecoderConfig) -> list[LayerKind]:

@@ -4,6 +4,7 @@ B batch, T time, P positions attended to, D model width, H query heads, K key/va
 E head width, W window.
 """
 
+import itertools
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,8 +47,8 @@ class BiasedSight(Sight):
 class BandedSight:
     """A window over many tokens, block by block: a block of W queries sees 2 W keys at most.
 
-    Time and memory grow with T · W, not with T². The blocks are laid along the batch, so that one
-    call serves them all; the first, which no keys stand before, is a call of its own.
+    Time and scores grow with T · W, not with T². The blocks are laid along the batch, so that one
+    call serves them all; a text's first, which no keys stand before, is of another call.
     Source: Beltagy et al. 2020 (Longformer), arXiv:2004.05150, appendix A.
     """
 
@@ -62,20 +63,39 @@ class BandedSight:
         n_queries, width = q.size(2), self.window
         # Queries before the first and after the last are added, and cut off again, to fill blocks.
         before, after = k.size(2) - n_queries, -k.size(2) % width
-        q = F.pad(q, (0, 0, before, after))
-        k, v = F.pad(k, (0, 0, 0, after)), F.pad(v, (0, 0, 0, after))
+        q, k, v = pad(q, before, after), pad(k, 0, after), pad(v, 0, after)
         first = self.first.attend(mix, q[:, :, :width], k[:, :, :width], v[:, :, :width])
-        queries, keys, values = (x.unflatten(2, (-1, width)).transpose(1, 2) for x in (q, k, v))
-        rest = self.rest.attend(mix, queries[:, 1:].flatten(0, 1), beside(keys), beside(values))
-        rest = rest.unflatten(0, (q.size(0), -1)).transpose(1, 2).flatten(2, 3)
-        return torch.cat((first, rest), dim=2)[:, :, before : before + n_queries]
+        rest = self.rest.attend(
+            mix,
+            lined_up(q, width)[1:],
+            lined_up(k, 2 * width, width),
+            lined_up(v, 2 * width, width),
+        )
+        mixed = self.assemble(first.transpose(1, 2), rest.transpose(1, 2))
+        return mixed[:, before : before + n_queries].transpose(1, 2)
+
+    @staticmethod
+    def assemble(first: Tensor, rest: Tensor) -> Tensor:
+        """The texts' first blocks ``[B, W, H, E]`` and all others ``[B n - 1, W, H, E]``, with
+        those that began a text and saw the end of another left out: ``[B, n W, H, E]``.
+        """
+        n_texts = first.size(0)
+        n_others = (rest.size(0) + 1) // n_texts - 1
+        others = rest.split([n_others, *[1, n_others] * (n_texts - 1)])[::2]
+        blocks = itertools.chain.from_iterable(zip(first.split(1), others, strict=True))
+        return torch.cat(list(blocks)).unflatten(0, (n_texts, -1)).flatten(1, 2)
 
 
-def beside(blocks: Tensor) -> Tensor:
-    """Every block but the first behind its predecessor: ``[B, n, K, W, E]`` to
-    ``[B (n - 1), K, 2 W, E]``.
+def pad(x: Tensor, before: int, after: int) -> Tensor:
+    """``x`` with zeros around it in time, and not copied where there are none."""
+    return F.pad(x, (0, 0, before, after)) if before or after else x
+
+
+def lined_up(x: Tensor, size: int, step: int | None = None) -> Tensor:
+    """All texts of ``[B, H, T, E]`` behind each other, and every ``step`` places ``size`` of them:
+    ``[blocks, H, size, E]``, where blocks that overlap share their memory.
     """
-    return torch.cat((blocks[:, :-1], blocks[:, 1:]), dim=3).flatten(0, 1)
+    return x.transpose(1, 2).flatten(0, 1).unfold(0, size, step or size).transpose(-2, -1)
 
 
 def distances(held: int, length: int, device: torch.device) -> Tensor:

@@ -1,4 +1,4 @@
-"""Windows: what is seen, that blocks change nothing, what a cache keeps, what a layer pattern is."""
+"""Windows: what is seen, that blocks change nothing, what a cache keeps, which layers have one."""
 
 from typing import Any
 
