@@ -17,9 +17,10 @@ from torch.nn import functional as F
 from llama_lab.model.cache import LayerCache
 from llama_lab.model.initialise import Starting
 from llama_lab.model.norms import NormConfig, build_norm
-from llama_lab.model.positions import Places
+from llama_lab.model.places import Places
 from llama_lab.model.settings import (
     nearest_multiple,
+    refuse_idle,
     require,
     require_choice,
     require_positive,
@@ -51,6 +52,14 @@ class AttentionConfig:
     output_bias: bool = False
     """Whether the projection back to the model width has a bias."""
 
+    window: int | None = None
+    """Tokens that a token sees in windowed layers, itself included: with 4, itself and the 3 before
+    it (Mistral, Gemma 3); null means all up to itself. Below context_length."""
+
+    window_pattern: str | None = None
+    """Which layers are windowed, L (windowed, local) or G (global) for each, from the first layer
+    on and over again, such as LLLLLG; null means all. Refused without a window."""
+
     qk_norm: QKNorm = "none"
     """What norm.kind normalises on queries and keys, before positions turn them: none, head (each
     head by itself: Qwen3, Gemma 3) or projection (all heads together: OLMo 2)."""
@@ -76,6 +85,7 @@ class AttentionConfig:
             require_whole(f"{flag}.head_dim", self.head_dim)
         if self.softcap is not None:
             require_positive(f"{flag}.softcap", self.softcap)
+        self.check_window()
         if self.n_kv_heads is None:
             return
         require_whole("model.decoder.attention.n_kv_heads", self.n_kv_heads)
@@ -86,6 +96,25 @@ class AttentionConfig:
             f"--model.decoder.attention.n_heads {self.n_heads}: choose one of "
             f"{', '.join(divisors)}",
         )
+
+    def check_window(self) -> None:
+        """Refuse a window that is none, and a pattern without a window or a windowed layer."""
+        flag, pattern = "model.decoder.attention.window_pattern", self.window_pattern
+        if self.window is None:
+            refuse_idle(flag, pattern, because="attention.window null leaves every layer global")
+            return
+        require_whole("model.decoder.attention.window", self.window)
+        require(
+            pattern is None
+            or (isinstance(pattern, str) and set(pattern) <= {"L", "G"} and "L" in pattern),
+            f"--{flag} {pattern} is impossible: give letters L (windowed) and G (global), at least "
+            f"one of them L, or set --model.decoder.attention.window null",
+        )
+
+    def window_of(self, layer: int) -> int | None:
+        """The window of a layer, counted from 0; ``None`` where it sees all up to itself."""
+        pattern = self.window_pattern or "L"
+        return self.window if pattern[layer % len(pattern)] == "L" else None
 
     @property
     def kv_heads(self) -> int:
@@ -173,7 +202,7 @@ class Attention(nn.Module):
         q, k, v = (h.transpose(1, 2) for h in (q, k, v))
         if cache is not None:
             k, v = cache.update(k, v)
-        mixed = self.mix(q, k, v, places.mask, places.is_causal).transpose(1, 2).flatten(2)
+        mixed = places.attend(self.mix, q, k, v).transpose(1, 2).flatten(2)
         if self.wg is not None:
             mixed = mixed * self.wg(x).sigmoid()
         return self.wo(mixed)

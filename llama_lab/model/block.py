@@ -13,7 +13,7 @@ from llama_lab.model.attention import build_attention
 from llama_lab.model.cache import LayerCache
 from llama_lab.model.feed_forward import build_feed_forward
 from llama_lab.model.norms import NormPlacement, build_norm
-from llama_lab.model.positions import Places
+from llama_lab.model.places import Places
 
 if TYPE_CHECKING:
     from llama_lab.model.decoder import DecoderConfig

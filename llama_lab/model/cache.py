@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from llama_lab.model.layers import layer_kinds
+
 if TYPE_CHECKING:
     from llama_lab.model.decoder import DecoderConfig
 
@@ -35,8 +37,51 @@ class LayerCache:
         return self.keys[:, :, :end], self.values[:, :, :end]
 
 
+class WindowCache(LayerCache):
+    """Keys and values of a windowed layer: those that the next token sees, in order.
+
+    Storage is for the window and an eighth of it: where that is full, what the window still shows
+    is moved to its front. ``length`` counts all positions, those forgotten too.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int, int],
+        window: int,
+        device: torch.device | None,
+        dtype: torch.dtype,
+    ) -> None:
+        batch, heads, capacity, width = shape
+        self.reach = window - 1
+        capacity = min(capacity, self.reach + max(1, window // 8))
+        super().__init__((batch, heads, capacity, width), device, dtype)
+        self.end = 0
+
+    def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Write ``[B, K, T, E]`` after those held; what these T see, ``[B, K, min(P, W-1)+T, E]``.
+
+        Many at once are not stored but for the last, and the result is then no view.
+        """
+        n_held = min(self.length, self.reach)
+        begin, end = self.end - n_held, self.end + k.size(2)
+        if end > self.keys.size(2):
+            seen = [
+                torch.cat((held[:, :, begin : self.end], new.detach().to(held.dtype)), dim=2)
+                for held, new in ((self.keys, k), (self.values, v))
+            ]
+            kept = min(self.reach, n_held + k.size(2))
+            self.keys[:, :, :kept] = seen[0][:, :, seen[0].size(2) - kept :]
+            self.values[:, :, :kept] = seen[1][:, :, seen[1].size(2) - kept :]
+            self.end = kept
+            return seen[0], seen[1]
+        self.keys[:, :, self.end : end] = k.detach()
+        self.values[:, :, self.end : end] = v.detach()
+        self.end = end
+        return self.keys[:, :, begin:end], self.values[:, :, begin:end]
+
+
 class DecoderCache:
-    """One :class:`LayerCache` a layer; all hold the same positions.
+    """One :class:`LayerCache` a layer, of the same positions, and the tokens that stand there.
 
     Args:
         config: Gives the number of layers and the shape of their heads.
@@ -59,7 +104,13 @@ class DecoderCache:
         self.capacity = config.context_length if length is None else length
         shape = (batch_size, config.attention.kv_heads, self.capacity, config.head_dim)
         place = None if device is None else torch.device(device)
-        self.layers = [LayerCache(shape, place, dtype) for _ in range(config.n_layers)]
+        self.tokens = torch.zeros((batch_size, self.capacity), dtype=torch.long, device=place)
+        self.layers = [
+            LayerCache(shape, place, dtype)
+            if kind.window is None
+            else WindowCache(shape, kind.window, place, dtype)
+            for kind in layer_kinds(config)
+        ]
 
     @property
     def length(self) -> int:

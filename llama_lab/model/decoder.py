@@ -15,9 +15,16 @@ from llama_lab.model.block import BLOCKS, build_dropout
 from llama_lab.model.cache import DecoderCache
 from llama_lab.model.feed_forward import FeedForwardConfig
 from llama_lab.model.initialise import InitConfig
+from llama_lab.model.layers import check_layers, layer_kinds
 from llama_lab.model.loss import next_token_loss
 from llama_lab.model.norms import NormConfig, build_norm
-from llama_lab.model.positions import PositionConfig, Sizes, build_position, check_rope_width
+from llama_lab.model.positions import (
+    LayerPositions,
+    PositionConfig,
+    Sizes,
+    build_position,
+    check_rope_width,
+)
 from llama_lab.model.settings import (
     from_mapping,
     require,
@@ -91,6 +98,7 @@ class DecoderConfig:
                 check_rope_width(self.dim, self.attention.n_heads)
             else:
                 check_head_dim(self.attention.head_dim)
+        check_layers(self)
         self.feed_forward.width(self.dim)
 
     @property
@@ -150,10 +158,11 @@ class Decoder(nn.Module):
         self.config = config
         embedding = ScaledEmbedding if config.embedding_scale else TokenEmbedding
         block = BLOCKS[config.norm.placement]
-        sizes = Sizes(config.context_length, config.dim, config.head_dim)
+        sizes = Sizes(config.context_length, config.dim, config.head_dim, config.attention.n_heads)
 
         self.embedding = embedding(config.vocab_size, config.dim)
         self.position_embedding = build_position(config.position, sizes)
+        self.layer_positions = LayerPositions(config.position, sizes, layer_kinds(config))
         self.dropout = build_dropout(config.dropout)
         self.blocks = nn.ModuleList(block(config) for _ in range(config.n_layers))
         self.final_norm = (
@@ -165,7 +174,10 @@ class Decoder(nn.Module):
     def forward(self, tokens: Tensor, cache: DecoderCache | None = None) -> Tensor:
         """Tokens ``[B, T]`` to hidden states ``[B, T, D]``, after the final norm.
 
-        With a cache, the tokens follow those that it holds, and are held by it afterwards.
+        With a cache, the tokens follow those that it holds, and are held by it afterwards. Where
+        positions depend on the length of the text (rope_scaling dynamic, past the original
+        context), they are read anew with all before them: what the layers made of those is no
+        longer what they would make of them now.
 
         Raises:
             SettingError: Learned positions do not reach so far.
@@ -175,11 +187,15 @@ class Decoder(nn.Module):
         past = 0 if cache is None else cache.length
         if cache is not None:
             cache.require_room(*tokens.shape)
+            cache.tokens[:, past : past + n_tokens] = tokens
+            if not self.layer_positions.keeps(past, n_tokens):
+                cache.reset()
+                return self.forward(cache.tokens[:, : past + n_tokens], cache)[:, past:]
 
-        places = self.position_embedding.at(past, n_tokens, tokens.device)
+        places = self.layer_positions.at(past, n_tokens, tokens.device)
         x = self.dropout(self.position_embedding.embed(self.embedding(tokens), past))
         for i, block in enumerate(self.blocks):
-            x = block(x, places, None if cache is None else cache.layers[i])
+            x = block(x, places[i], None if cache is None else cache.layers[i])
         if cache is not None:
             cache.advance(n_tokens)
         return self.final_norm(x)

@@ -1,29 +1,49 @@
-"""Where a token stands: added to its embedding, or turned into its queries and keys.
+"""Where a token stands: added to its embedding, turned into its queries and keys, or a bias.
 
-B batch, T time, D model width, H heads (query or key), E head width, P positions in a table.
+B batch, T time, D model width, H heads (query or key), P positions attended to.
 
-A kind is one class with two sides. ``embed`` is the side of the embeddings; ``at`` gives what every
-layer's attention needs to know, made once a forward. A kind overrides the sides that it uses.
+A kind has two sides. ``embed`` is the side of the embeddings; ``at`` gives what attention needs to
+know, made once a forward for all layers that look at the text alike. A class overrides the sides
+that it uses, and :data:`POSITIONS` says which class serves which side.
 """
 
-from abc import abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from llama_lab.model.layers import LayerKind
+from llama_lab.model.places import (
+    BiasedSight,
+    Places,
+    Position,
+    Sight,
+    TabledPosition,
+    distances,
+    wave_frequencies,
+)
+from llama_lab.model.rope import (
+    PartialRotaryPosition,
+    RopePairing,
+    RotaryPosition,
+    rotated_width,
+)
+from llama_lab.model.rope_scaling import RopeScaling, RopeScalingConfig, build_rope_scaling
 from llama_lab.model.settings import (
+    is_number,
     nearest_multiple,
     refuse_idle,
     require,
     require_choice,
     require_positive,
+    require_whole,
+    shown,
 )
 
-PositionKind = Literal["learned", "sinusoidal", "rope", "none"]
-RopePairing = Literal["half", "interleaved"]
+PositionKind = Literal["learned", "sinusoidal", "rope", "alibi", "none"]
+FLAG = "model.decoder.position"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,101 +51,77 @@ class PositionConfig:
     """How the model knows the order of the tokens."""
 
     kind: PositionKind = "rope"
-    """learned (a vector a place: GPT-2), sinusoidal (2017), rope (LLaMA) or none (order is known
-    from the causal mask alone)."""
+    """learned (a vector a place: GPT-2), sinusoidal (2017), rope (LLaMA), alibi (scores fall with
+    the distance: BLOOM) or none (order is known from the causal mask alone)."""
 
     rope_theta: float | None = None
     """Base of rope's wavelengths; null means 10000. Refused unless the kind is rope."""
+
+    rope_local_theta: float | None = None
+    """Base of rope's wavelengths in windowed layers, which rope_scaling then leaves alone (Gemma
+    3); null means as in the others. Refused unless the kind is rope, and without a window."""
 
     rope_pairing: RopePairing | None = None
     """Coordinates that rope turns together: half (i with i + head width / 2: Hugging Face) or
     interleaved (2i with 2i + 1: Meta's files); null means half. Refused unless the kind is rope."""
 
+    rope_fraction: float | None = None
+    """Share of each head's coordinates that rope turns, the first ones (GPT-NeoX, Phi), above 0
+    and up to 1; null means 1. Refused unless the kind is rope."""
+
+    nope_every: int | None = None
+    """Every how many layers one has no position: 4 means the layers 4, 8, ... (SmolLM3); null means
+    none. For rope and alibi only."""
+
+    rope_scaling: RopeScalingConfig = field(default_factory=RopeScalingConfig)
+    """How rope's frequencies change for texts longer than the model was trained on."""
+
     def __post_init__(self) -> None:
-        require_choice("model.decoder.position.kind", self.kind, PositionKind)
+        require_choice(f"{FLAG}.kind", self.kind, PositionKind)
         if self.kind != "rope":
-            because = f"position.kind {self.kind} rotates nothing"
-            refuse_idle("model.decoder.position.rope_theta", self.rope_theta, because=because)
-            refuse_idle("model.decoder.position.rope_pairing", self.rope_pairing, because=because)
-        if self.rope_theta is not None:
-            require_positive("model.decoder.position.rope_theta", self.rope_theta)
+            self.refuse_rope_settings()
+        for name in ("rope_theta", "rope_local_theta"):
+            if getattr(self, name) is not None:
+                require_positive(f"{FLAG}.{name}", getattr(self, name))
         if self.rope_pairing is not None:
-            require_choice("model.decoder.position.rope_pairing", self.rope_pairing, RopePairing)
+            require_choice(f"{FLAG}.rope_pairing", self.rope_pairing, RopePairing)
+        fraction = self.rope_fraction
+        require(
+            fraction is None or (is_number(fraction) and 0 < fraction <= 1),
+            f"--{FLAG}.rope_fraction {shown(fraction)} is impossible: give a number above 0 and up "
+            "to 1",
+        )
+        self.check_nope()
 
+    def refuse_rope_settings(self) -> None:
+        """Refuse what only rope uses."""
+        because = f"position.kind {self.kind} rotates nothing"
+        for name in ("rope_theta", "rope_local_theta", "rope_pairing", "rope_fraction"):
+            refuse_idle(f"{FLAG}.{name}", getattr(self, name), because=because)
+        require(
+            self.rope_scaling.kind == "none",
+            f"--{FLAG}.rope_scaling.kind {self.rope_scaling.kind} would do nothing: {because}; set "
+            f"--{FLAG}.rope_scaling.kind none",
+        )
 
-@dataclass(frozen=True)
-class Places:
-    """Where the T tokens of one forward stand, as attention sees it; shared by every layer."""
+    def check_nope(self) -> None:
+        """Refuse to take positions from layers that have none of their own, or from all layers."""
+        if self.nope_every is None:
+            return
+        if self.kind not in ("rope", "alibi"):
+            because = f"position.kind {self.kind} gives a layer nothing that could be left out"
+            refuse_idle(f"{FLAG}.nope_every", self.nope_every, because=because)
+        require_whole(f"{FLAG}.nope_every", self.nope_every)
+        require(
+            self.nope_every > 1,
+            f"--{FLAG}.nope_every 1 leaves --{FLAG}.kind {self.kind} no layer: give 2 or more, or "
+            f"set --{FLAG}.kind none",
+        )
 
-    mask: Tensor | None
-    """``[T, P]``, true where a token may look; ``None`` where ``is_causal`` says it all."""
-
-    is_causal: bool
-    """Whether token t sees tokens 0 to t of this same forward, and no others exist."""
-
-    def rotate(self, heads: Tensor) -> Tensor:
-        """Queries or keys ``[B, T, H, E]``, turned to their places."""
-        return heads
-
-
-@dataclass(frozen=True)
-class HalfPairs(Places):
-    """x' = x · cos + partner(x) · sin, where coordinate i is paired with i + E/2.
-
-    The tables are ``[T, 1, E]`` and carry the minus sign of each pair's first coordinate.
-    """
-
-    cos: Tensor
-    sin: Tensor
-
-    def rotate(self, heads: Tensor) -> Tensor:
-        # In float32: bfloat16 tells neighbouring angles apart only near position 0.
-        x = heads.float()
-        return torch.addcmul(x * self.cos, self.partner(x), self.sin).to(heads.dtype)
-
-    @staticmethod
-    def join(first: Tensor, second: Tensor) -> Tensor:
-        """The pairs' first and second coordinates ``[..., E/2]``, put in their places."""
-        return torch.cat((first, second), dim=-1)
-
-    @staticmethod
-    def partner(x: Tensor) -> Tensor:
-        """Each coordinate's partner, in its stead."""
-        return x.roll(x.size(-1) // 2, dims=-1)
-
-
-@dataclass(frozen=True)
-class InterleavedPairs(HalfPairs):
-    """The same rotation, where coordinate 2i is paired with 2i + 1."""
-
-    @staticmethod
-    def join(first: Tensor, second: Tensor) -> Tensor:
-        return torch.stack((first, second), dim=-1).flatten(-2)
-
-    @staticmethod
-    def partner(x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-
-
-ROPE_PAIRINGS: dict[RopePairing, type[HalfPairs]] = {
-    "half": HalfPairs,
-    "interleaved": InterleavedPairs,
-}
-
-
-class Position(nn.Module):
-    """No position: order is known from the causal mask alone.
-
-    Source: Haviv et al. 2022, arXiv:2203.16634; Kazemnejad et al. 2023, arXiv:2305.19466.
-    """
-
-    def embed(self, x: Tensor, past: int) -> Tensor:
-        """Embeddings ``[B, T, D]`` of the tokens that follow ``past`` others, with their places."""
-        return x
-
-    def at(self, past: int, length: int, device: torch.device) -> Places:
-        """What attention needs to know of ``length`` tokens that follow ``past`` others."""
-        return Places(*sight(past, length, device))
+    @property
+    def theta(self) -> float:
+        """Base of rope's wavelengths, with the default resolved."""
+        return 10000.0 if self.rope_theta is None else self.rope_theta
 
 
 class LearnedPosition(Position):
@@ -145,52 +141,9 @@ class LearnedPosition(Position):
             end <= context_length,
             f"{end} tokens are longer than --model.decoder.context_length {context_length}, where "
             "learned positions end: shorten the text, or train with a longer context or with "
-            "--model.decoder.position.kind rope, sinusoidal or none",
+            "--model.decoder.position.kind rope, sinusoidal, alibi or none",
         )
         return x + self.weight[past:end]
-
-
-class TabledPosition(Position):
-    """A kind that reads a fixed table of the places, which grows with the longest text seen.
-
-    The table is no buffer: a buffer would follow the model into bfloat16, come out of ``meta``
-    uninitialised, and be broadcast by DDP in every step. It is a constant, made again on demand.
-    """
-
-    table: Tensor
-
-    def __init__(self, context_length: int) -> None:
-        super().__init__()
-        self.context_length = context_length
-
-    @abstractmethod
-    def make(self, places: Tensor) -> Tensor:
-        """The table's rows at ``places``, float64 ``[P]``, along the result's axis -2."""
-
-    def rows(self, past: int, length: int, device: torch.device) -> Tensor:
-        """The float32 rows of ``length`` places that follow ``past`` others."""
-        end = past + length
-        if self.table.device != device or self.table.size(-2) < end:
-            self.tabulate(max(end, self.table.size(-2)), device)
-        return self.table[..., past:end, :]
-
-    def tabulate(self, n_places: int, device: torch.device) -> None:
-        """Make the table of the first ``n_places`` places on ``device``."""
-        # MPS has no float64, and arange on `meta` imports sympy, which takes seconds. A table born
-        # in inference mode could not be trained with afterwards.
-        source = torch.device("cpu") if device.type in ("mps", "meta") else device
-        with torch.inference_mode(False), torch.no_grad():
-            places = torch.arange(n_places, dtype=torch.float64, device=source)
-            self.table = self.make(places).float().to(device)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "TabledPosition":
-        # Made where the model goes, before its first forward there, so that a compiled forward
-        # always finds the table and is compiled once.
-        super()._apply(fn, recurse)
-        target = fn(torch.empty(0, device=self.table.device)).device
-        if target != self.table.device:
-            self.tabulate(self.context_length, target)
-        return self
 
 
 class SinusoidalPosition(TabledPosition):
@@ -205,55 +158,38 @@ class SinusoidalPosition(TabledPosition):
         self.tabulate(context_length, torch.empty(0).device)
 
     def make(self, places: Tensor) -> Tensor:
-        angles = wave_angles(places, self.dim, base=10000.0)
+        angles = places[:, None] * wave_frequencies(self.dim, 10000.0, places.device)
         return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)[:, : self.dim]
 
     def embed(self, x: Tensor, past: int) -> Tensor:
         return (x + self.rows(past, x.size(1), x.device)).to(x.dtype)
 
 
-class RotaryPosition(TabledPosition):
-    """Pair i of each query and key, turned by the angle p · theta^(-2i/E) at place p.
+class AlibiPosition(Position):
+    """Head h's scores fall by slope_h for each place that a key lies behind its query.
 
-    A query's product with a key then depends on the distance of their places alone.
-    Source: Su et al. 2021, arXiv:2104.09864.
+    The slopes are 2^(-8 h/n) for h = 1 to n where n is a power of two. Other numbers of heads get
+    the slopes of the next lower power of two, and then every other slope of the next higher one.
+    Source: Press et al. 2022, arXiv:2108.12409, and the authors' code.
     """
 
-    def __init__(
-        self, context_length: int, head_dim: int, *, theta: float, pairing: RopePairing
-    ) -> None:
-        super().__init__(context_length)
-        self.head_dim = head_dim
-        self.theta = theta
-        self.pairs = ROPE_PAIRINGS[pairing]
-        self.tabulate(context_length, torch.empty(0).device)
+    def __init__(self, n_heads: int, window: int | None = None) -> None:
+        super().__init__(window)
+        self.n_heads = n_heads
 
-    def make(self, places: Tensor) -> Tensor:
-        angles = wave_angles(places, self.head_dim, base=self.theta)
-        cos, sin = angles.cos(), angles.sin()
-        return torch.stack((self.pairs.join(cos, cos), self.pairs.join(-sin, sin)))
+    def look(self, held: int, length: int, device: torch.device) -> Sight:
+        distance = distances(held, length, device)
+        bias = -self.slopes(device)[:, None, None] * distance
+        return BiasedSight(
+            bias.masked_fill(~self.visible(distance), float("-inf"))[None], is_causal=False
+        )
 
-    def at(self, past: int, length: int, device: torch.device) -> Places:
-        cos, sin = self.rows(past, length, device).unsqueeze(-2)
-        return self.pairs(*sight(past, length, device), cos=cos, sin=sin)
-
-
-def wave_angles(places: Tensor, width: int, *, base: float) -> Tensor:
-    """p · base^(-2i/width) for each place p and i < width/2: ``[P]`` to ``[P, width/2]``."""
-    exponents = torch.arange(0, width, 2, dtype=places.dtype, device=places.device) / width
-    return places[:, None] * base**-exponents
-
-
-def sight(past: int, length: int, device: torch.device) -> tuple[Tensor | None, bool]:
-    """Mask and causal flag of ``length`` tokens that see ``past`` others and each other's past.
-
-    A single token sees all there is. ``is_causal`` aligns the triangle with the upper left corner,
-    so tokens that follow others need their mask spelt out.
-    """
-    if past == 0 or length == 1:
-        return None, length > 1
-    visible = torch.ones(length, past + length, dtype=torch.bool, device=device)
-    return visible.tril(past), False
+    def slopes(self, device: torch.device) -> Tensor:
+        """``[H]``, float32."""
+        whole = 2 ** (self.n_heads.bit_length() - 1)
+        steps = torch.arange(self.n_heads, device=device)
+        shares = torch.cat((1 + steps[:whole], 0.5 + steps[: self.n_heads - whole])) / whole
+        return torch.exp2(-8 * shares)
 
 
 class Sizes(NamedTuple):
@@ -262,29 +198,95 @@ class Sizes(NamedTuple):
     context_length: int
     dim: int
     head_dim: int
+    n_heads: int
 
 
-def build_rope(config: PositionConfig, sizes: Sizes) -> Position:
-    """Rotary positions, with the kind's own defaults where the config says null."""
-    return RotaryPosition(
+def build_rope(config: PositionConfig, sizes: Sizes, layer: LayerKind) -> Position:
+    """Rotary positions of one kind of layer, with the defaults where the config says null."""
+    theta = config.theta
+    scaling = build_rope_scaling(config.rope_scaling, sizes.context_length)
+    if layer.window is not None and config.rope_local_theta is not None:
+        theta = config.rope_local_theta
+        scaling = RopeScaling(RopeScalingConfig(), sizes.context_length)
+    width = rotated_width(sizes.head_dim, config.rope_fraction)
+    rotary = RotaryPosition if width == sizes.head_dim else PartialRotaryPosition
+    return rotary(
         sizes.context_length,
-        sizes.head_dim,
-        theta=10000.0 if config.rope_theta is None else config.rope_theta,
+        width,
+        theta=theta,
         pairing=config.rope_pairing or "half",
+        scaling=scaling,
+        window=layer.window,
     )
 
 
-POSITIONS: dict[PositionKind, Callable[[PositionConfig, Sizes], Position]] = {
-    "learned": lambda _, sizes: LearnedPosition(sizes.context_length, sizes.dim),
-    "sinusoidal": lambda _, sizes: SinusoidalPosition(sizes.context_length, sizes.dim),
-    "rope": build_rope,
-    "none": lambda _, sizes: Position(),
+def add_nothing(config: PositionConfig, sizes: Sizes) -> Position:
+    """A side of the embeddings that does nothing."""
+    return Position()
+
+
+def tell_nothing(config: PositionConfig, sizes: Sizes, layer: LayerKind) -> Position:
+    """A side of attention that knows the window alone."""
+    return Position(layer.window)
+
+
+class PositionParts(NamedTuple):
+    """What a kind is made of."""
+
+    embedding: Callable[[PositionConfig, Sizes], Position]
+    """The side of the embeddings."""
+
+    attention: Callable[[PositionConfig, Sizes, LayerKind], Position]
+    """The side of attention, in layers of one kind."""
+
+
+POSITIONS: dict[PositionKind, PositionParts] = {
+    "learned": PositionParts(
+        lambda _, sizes: LearnedPosition(sizes.context_length, sizes.dim), tell_nothing
+    ),
+    "sinusoidal": PositionParts(
+        lambda _, sizes: SinusoidalPosition(sizes.context_length, sizes.dim), tell_nothing
+    ),
+    "rope": PositionParts(add_nothing, build_rope),
+    "alibi": PositionParts(
+        add_nothing, lambda _, sizes, layer: AlibiPosition(sizes.n_heads, layer.window)
+    ),
+    "none": PositionParts(add_nothing, tell_nothing),
 }
 
 
 def build_position(config: PositionConfig, sizes: Sizes) -> Position:
-    """The positions that ``config`` describes."""
-    return POSITIONS[config.kind](config, sizes)
+    """The positions that ``config`` adds to the embeddings."""
+    return POSITIONS[config.kind].embedding(config, sizes)
+
+
+class LayerPositions(nn.Module):
+    """What the attention of each layer is told; layers of one kind share it.
+
+    Args:
+        config: The kind and its settings.
+        sizes: The decoder's.
+        kinds: One a layer.
+    """
+
+    def __init__(self, config: PositionConfig, sizes: Sizes, kinds: Sequence[LayerKind]) -> None:
+        super().__init__()
+        self.kinds = kinds
+        attention = POSITIONS[config.kind].attention
+        self.of_kind: dict[LayerKind, Position] = {
+            kind: (attention if kind.has_position else tell_nothing)(config, sizes, kind)
+            for kind in kinds
+        }
+        self.modules_of_kinds = nn.ModuleList(self.of_kind.values())
+
+    def at(self, past: int, length: int, device: torch.device) -> list[Places]:
+        """One a layer, of ``length`` tokens that follow ``past`` others; see :class:`Position`."""
+        made = {kind: position.at(past, length, device) for kind, position in self.of_kind.items()}
+        return [made[kind] for kind in self.kinds]
+
+    def keeps(self, past: int, length: int) -> bool:
+        """Whether what the layers made of ``past`` tokens stays right when ``length`` follow."""
+        return all(position.keeps(past, length) for position in self.of_kind.values())
 
 
 def check_rope_width(dim: int, n_heads: int) -> None:

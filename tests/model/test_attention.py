@@ -16,7 +16,8 @@ from llama_lab.model.attention import (
     build_attention,
 )
 from llama_lab.model.norms import NORMS, NormConfig, NormKind, build_norm
-from llama_lab.model.positions import Position, RotaryPosition, sight
+from llama_lab.model.places import Position, Sight
+from llama_lab.model.rope import RotaryPosition
 
 CPU = torch.device("cpu")
 
@@ -201,10 +202,10 @@ def test_biases_stand_where_they_were_asked_for() -> None:
 
 
 def test_the_mask_of_tokens_that_follow_others_is_aligned_with_the_end() -> None:
-    mask, is_causal = sight(2, 2, CPU)
-    assert mask is not None
+    sight = Position().sight
+    mask = sight(2, 2, CPU).mask
     assert mask.int().tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
-    assert not is_causal
-    assert sight(0, 4, CPU) == (None, True)
-    assert sight(5, 1, CPU) == (None, False)
-    assert sight(0, 1, CPU) == (None, False)
+    assert not sight(2, 2, CPU).is_causal
+    assert sight(0, 4, CPU) == Sight(None, is_causal=True)
+    assert sight(5, 1, CPU) == Sight(None, is_causal=False)
+    assert sight(0, 1, CPU) == Sight(None, is_causal=False)

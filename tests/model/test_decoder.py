@@ -14,7 +14,10 @@ from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.model.feed_forward import FeedForwardConfig
 from llama_lab.model.initialise import InitConfig, initialise
 from llama_lab.model.norms import NORMS, NormConfig
-from llama_lab.model.positions import POSITIONS, Position
+from llama_lab.model.places import Position
+from llama_lab.model.positions import POSITIONS
+
+LOCAL_AND_GLOBAL = {"window": 3, "window_pattern": "LG"}
 
 
 def tiny(**settings: Any) -> Decoder:
@@ -148,8 +151,9 @@ def test_a_decoder_built_on_meta_equals_one_built_on_the_cpu(settings: dict[str,
     initialised = empty.to_empty(device="cpu").eval()
     for parameter in initialised.parameters():
         parameter.fill_(float("nan"))
-    table = getattr(initialised.position_embedding, "table", torch.empty(0))
-    assert table.device == torch.device("cpu"), "a compiled forward would be compiled twice"
+    for module in initialised.modules():
+        table = getattr(module, "table", torch.empty(0))
+        assert table.device == torch.device("cpu"), "a compiled forward would be compiled twice"
     initialise(initialised, 0)
     with torch.device("meta"):
         loaded = Decoder(built.config).eval()
@@ -164,6 +168,7 @@ def test_a_decoder_built_on_meta_equals_one_built_on_the_cpu(settings: dict[str,
     "settings",
     [
         *({"position": {"kind": position}} for position in POSITIONS),
+        {"attention": {"n_kv_heads": 2, **LOCAL_AND_GLOBAL}},
         {
             "norm": {"kind": "dyt", "placement": "sandwich"},
             "attention": {"qk_norm": "projection", "sinks": True, "softcap": 9.0, "gate": True},

@@ -20,13 +20,9 @@ from llama_lab.model.feed_forward import (
 )
 from llama_lab.model.initialise import INITS, InitConfig, InitKind
 from llama_lab.model.norms import NORMS, NormConfig, NormKind, NormPlacement
-from llama_lab.model.positions import (
-    POSITIONS,
-    ROPE_PAIRINGS,
-    PositionConfig,
-    PositionKind,
-    RopePairing,
-)
+from llama_lab.model.positions import POSITIONS, PositionConfig, PositionKind
+from llama_lab.model.rope import ROPE_PAIRINGS, RopePairing
+from llama_lab.model.rope_scaling import ROPE_SCALINGS, RopeScalingConfig, RopeScalingKind
 from llama_lab.model.settings import SettingError
 
 
@@ -38,6 +34,7 @@ from llama_lab.model.settings import SettingError
         (PositionKind, POSITIONS),
         (RopePairing, ROPE_PAIRINGS),
         (QKNorm, QK_NORMS),
+        (RopeScalingKind, ROPE_SCALINGS),
         (FeedForwardKind, FEED_FORWARDS),
         (SwishBeta, SWISH_BETAS),
         (InitKind, INITS),
@@ -79,7 +76,7 @@ REFUSED = [
         for bias, word in ((True, "true"), (False, "false"))
     ),
     ({"norm": {"kind": "layernorm", "bias": 1}}, "norm.bias 1", "true or false"),
-    ({"position": {"kind": "alibis"}}, "position.kind alibis", "learned, sinusoidal, rope, none"),
+    ({"position": {"kind": "alibis"}}, "position.kind alibis", "sinusoidal, rope, alibi, none"),
     ({"position": {"rope_theta": 0}}, "position.rope_theta 0", "above 0"),
     ({"position": {"rope_pairing": "thirds"}}, "position.rope_pairing thirds", "half, interleaved"),
     (
@@ -96,6 +93,150 @@ REFUSED = [
         {"position": {"kind": "sinusoidal", "rope_pairing": "half"}},
         "position.rope_pairing half",
         "position.kind sinusoidal rotates nothing",
+    ),
+    ({"position": {"rope_theta": "long"}}, "position.rope_theta long", "above 0"),
+    ({"position": {"rope_fraction": 0}}, "position.rope_fraction 0", "above 0 and up to 1"),
+    ({"position": {"rope_fraction": 1.5}}, "position.rope_fraction 1.5", "above 0 and up to 1"),
+    (
+        {"position": {"rope_fraction": 0.1}},
+        "position.rope_fraction 0.1",
+        "heads of width 32 turns 3 coordinates, which are no pairs: give a fraction such as 0.125",
+    ),
+    *(
+        ({"position": {"kind": kind, name: value}}, f"position.{name} {value}", "rotates nothing")
+        for kind in POSITIONS
+        if kind != "rope"
+        for name, value in (("rope_fraction", 0.5), ("rope_local_theta", 100.0))
+    ),
+    *(
+        (
+            {"position": {"kind": kind, "rope_scaling": {"kind": "linear"}}},
+            "position.rope_scaling.kind linear",
+            f"position.kind {kind} rotates nothing; set --model.decoder.position.rope_scaling.kind",
+        )
+        for kind in POSITIONS
+        if kind != "rope"
+    ),
+    ({"position": {"rope_local_theta": 0}}, "position.rope_local_theta 0", "above 0"),
+    (
+        {"position": {"rope_local_theta": 100.0}},
+        "position.rope_local_theta 100.0",
+        "attention.window null leaves every layer global",
+    ),
+    (
+        {
+            "position": {"rope_local_theta": 100.0, "nope_every": 2},
+            "attention": {"window": 8, "window_pattern": "GL"},
+        },
+        "position.rope_local_theta 100.0",
+        "nope_every 2 takes every windowed layer",
+    ),
+    (
+        {
+            "position": {"rope_local_theta": 100.0, "rope_theta": 1e6},
+            "attention": {"window": 8},
+        },
+        "position.rope_theta 1000000.0",
+        "rope_local_theta 100.0 serves every rotated layer",
+    ),
+    (
+        {
+            "position": {"rope_local_theta": 100.0, "rope_scaling": {"kind": "yarn"}},
+            "attention": {"window": 8},
+        },
+        "position.rope_scaling.kind yarn",
+        "rope_local_theta 100.0 serves every rotated layer",
+    ),
+    ({"position": {"nope_every": 0}}, "position.nope_every 0", "at least 1"),
+    ({"position": {"nope_every": 1}}, "position.nope_every 1", "position.kind none"),
+    ({"position": {"nope_every": 5}}, "position.nope_every 5", "n_layers 4 is less"),
+    *(
+        (
+            {"position": {"kind": kind, "nope_every": 2}},
+            "position.nope_every 2",
+            f"position.kind {kind} gives a layer nothing",
+        )
+        for kind in ("learned", "sinusoidal", "none")
+    ),
+    (
+        {"position": {"rope_scaling": {"kind": "longer"}}},
+        "position.rope_scaling.kind longer",
+        "linear, ntk, dynamic, yarn, llama3",
+    ),
+    *(
+        (
+            {"position": {"rope_scaling": {"kind": kind, name: 8}}},
+            f"position.rope_scaling.{name} 8",
+            f"rope_scaling.kind {kind} does not use it",
+        )
+        for kind, scaling in ROPE_SCALINGS.items()
+        for name in (field.name for field in fields(RopeScalingConfig))
+        if name != "kind" and name not in scaling.settings
+    ),
+    *(
+        (
+            {"position": {"rope_scaling": {"kind": kind, name: 0}}},
+            f"position.rope_scaling.{name} 0",
+            "is impossible",
+        )
+        for kind, scaling in ROPE_SCALINGS.items()
+        for name in scaling.settings
+    ),
+    (
+        {"position": {"rope_scaling": {"kind": "linear", "factor": 1.0}}},
+        "position.rope_scaling.factor 1.0",
+        "set --model.decoder.position.rope_scaling.kind none",
+    ),
+    (
+        {"position": {"rope_scaling": {"kind": "llama3", "low_freq_factor": 4}}},
+        "position.rope_scaling.low_freq_factor 4",
+        "not below --model.decoder.position.rope_scaling.high_freq_factor 4",
+    ),
+    (
+        {"position": {"rope_scaling": {"kind": "yarn", "beta_fast": 0.5}}},
+        "position.rope_scaling.beta_slow 1",
+        "not below --model.decoder.position.rope_scaling.beta_fast 0.5",
+    ),
+    *(
+        (
+            {"dim": 8, "position": {"rope_scaling": {"kind": kind}}},
+            f"position.rope_scaling.kind {kind}",
+            "a head's 2 rotated coordinates have no other",
+        )
+        for kind in ("ntk", "dynamic")
+    ),
+    (
+        {"position": {"rope_theta": 1.0, "rope_scaling": {"kind": "yarn"}}},
+        "position.rope_scaling.kind yarn",
+        "--model.decoder.position.rope_theta above 1",
+    ),
+    ({"attention": {"window": 0}}, "attention.window 0", "at least 1"),
+    ({"attention": {"window": 2.5}}, "attention.window 2.5", "whole number"),
+    *(
+        (
+            {"attention": {"window": window}},
+            f"attention.window {window}",
+            "not below context_length 128; set --model.decoder.attention.window null",
+        )
+        for window in (128, 4096)
+    ),
+    (
+        {"attention": {"window_pattern": "LG"}},
+        "attention.window_pattern LG",
+        "attention.window null leaves every layer global",
+    ),
+    *(
+        (
+            {"attention": {"window": 8, "window_pattern": pattern}},
+            f"attention.window_pattern {pattern}",
+            "L (windowed) and G (global)",
+        )
+        for pattern in ("", "G", "GGG", "LXG", "lg")
+    ),
+    (
+        {"attention": {"window": 8, "window_pattern": "GGGGL"}},
+        "attention.window 8",
+        "window_pattern GGGGL has its first L after n_layers 4",
     ),
     ({"attention": {"n_heads": 0}}, "attention.n_heads 0", "at least 1"),
     ({"attention": {"n_heads": 3}}, "dim 128", "n_heads 3: set dim to one, such as 129"),
@@ -215,8 +356,22 @@ def test_a_decoder_without_a_vocabulary_is_refused() -> None:
         DecoderConfig(
             logit_softcap=30.0,
             norm=NormConfig(kind="rmsnorm_offset", placement="sandwich"),
+            position=PositionConfig(
+                rope_theta=1e6,
+                rope_local_theta=1e4,
+                rope_fraction=0.5,
+                nope_every=2,
+                rope_scaling=RopeScalingConfig(kind="yarn", factor=8.0, beta_fast=16.0),
+            ),
             attention=AttentionConfig(
-                n_heads=3, head_dim=10, qk_norm="head", softcap=50.0, sinks=True, gate=True
+                n_heads=3,
+                head_dim=16,
+                qk_norm="head",
+                softcap=50.0,
+                sinks=True,
+                gate=True,
+                window=16,
+                window_pattern="LLG",
             ),
             feed_forward=FeedForwardConfig(swish_beta="learned"),
             init=InitConfig(kind="xavier"),
@@ -277,7 +432,7 @@ def test_the_command_line_has_every_setting_with_choices_default_and_text(
         parser.parse_args(["--help"])
     lines = out.getvalue().splitlines()
     names = setting_names(DecoderConfig, "--model.decoder")
-    assert len(names) == 32
+    assert len(names) == 45
     for name in names:
         at = next(i for i, line in enumerate(lines) if line.strip().startswith(f"{name} "))
         entry = " ".join(lines[at : at + 2])

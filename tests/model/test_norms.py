@@ -142,7 +142,7 @@ def test_a_layout_is_its_equation_and_ends_with_a_norm(placement: str) -> None:
             parameter.copy_(torch.rand(parameter.shape) + 0.5)
     tokens = torch.tensor([[1, 5, 9]])
     x = decoder.embedding(tokens)
-    places = decoder.position_embedding.at(0, 3, torch.device("cpu"))
+    (places,) = decoder.layer_positions.at(0, 3, torch.device("cpu"))
 
     def attention(y: Tensor) -> Tensor:
         return block.attention(y, places)

@@ -8,13 +8,9 @@ from torch import Tensor
 
 from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.model.initialise import initialise
-from llama_lab.model.positions import (
-    ROPE_PAIRINGS,
-    Position,
-    RopePairing,
-    RotaryPosition,
-    SinusoidalPosition,
-)
+from llama_lab.model.places import Position
+from llama_lab.model.positions import POSITIONS, AlibiPosition, SinusoidalPosition
+from llama_lab.model.rope import ROPE_PAIRINGS, RopePairing, RotaryPosition
 from llama_lab.model.settings import SettingError
 
 CPU = torch.device("cpu")
@@ -134,7 +130,14 @@ def tiny(**settings: Any) -> Decoder:
 
 
 @pytest.mark.parametrize(
-    "position", [{"kind": "sinusoidal"}, {"rope_theta": 500.0}, {"kind": "none"}]
+    "position",
+    [
+        {"kind": "sinusoidal"},
+        {"rope_theta": 500.0},
+        {"rope_fraction": 0.5},
+        {"kind": "alibi"},
+        {"kind": "none"},
+    ],
 )
 def test_a_text_may_be_longer_than_the_context(position: dict[str, Any]) -> None:
     tokens = torch.arange(24)[None] % 11
@@ -162,5 +165,44 @@ def test_only_without_positions_does_the_order_of_the_past_not_matter() -> None:
         return (first - second).abs().max().item()
 
     assert moved(kind="none") < 1e-5
-    for position in ({"kind": "learned"}, {"kind": "sinusoidal"}, {"rope_pairing": "half"}):
+    kinds = [{"kind": kind} for kind in POSITIONS if kind != "none"]
+    for position in (*kinds, {"rope_fraction": 0.5}):
         assert moved(**position) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("n_heads", "slopes"),
+    [
+        (1, [2**-8]),
+        (2, [2**-4, 2**-8]),
+        (8, [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128, 1 / 256]),
+        # Those of 4 heads, and then the first and third of 8.
+        (6, [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]),
+    ],
+)
+def test_alibi_has_the_slopes_of_the_paper(n_heads: int, slopes: list[float]) -> None:
+    torch.testing.assert_close(AlibiPosition(n_heads).slopes(CPU), torch.tensor(slopes))
+
+
+@pytest.mark.parametrize("n_heads", [3, 4, 5, 7, 12, 20, 71])
+def test_alibi_has_the_slopes_of_transformers(n_heads: int) -> None:
+    bloom = pytest.importorskip("transformers.models.bloom.modeling_bloom")
+    theirs = bloom.build_alibi_tensor(torch.ones(1, 2), n_heads, torch.float32)[:, 0, 1]
+    torch.testing.assert_close(AlibiPosition(n_heads).slopes(CPU), theirs)
+
+
+def test_alibi_lowers_scores_by_the_distance_and_hides_the_future() -> None:
+    mask = AlibiPosition(2).at(2, 2, CPU).sight.mask
+    inf = float("inf")
+    distance = torch.tensor([[2.0, 1, 0, inf], [3, 2, 1, 0]])
+    torch.testing.assert_close(mask, torch.stack((-distance / 16, -distance / 256))[None])
+
+
+@torch.no_grad()
+def test_alibi_is_the_same_in_bfloat16_up_to_its_precision() -> None:
+    decoder = tiny(position={"kind": "alibi"}, attention={"n_kv_heads": 2})
+    tokens = torch.arange(24)[None] % 11
+    exact = decoder(tokens)
+    rough = decoder.to(torch.bfloat16)(tokens)
+    assert rough.dtype == torch.bfloat16
+    torch.testing.assert_close(rough.float(), exact, rtol=5e-2, atol=5e-2)

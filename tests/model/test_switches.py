@@ -16,7 +16,9 @@ from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.model.feed_forward import FEED_FORWARDS, SWISH_BETAS
 from llama_lab.model.initialise import INITS, initialise
 from llama_lab.model.norms import NORMS
-from llama_lab.model.positions import POSITIONS, ROPE_PAIRINGS
+from llama_lab.model.positions import POSITIONS
+from llama_lab.model.rope import ROPE_PAIRINGS
+from llama_lab.model.rope_scaling import ROPE_SCALINGS
 
 CONTEXT = 8
 VOCABULARY = 11
@@ -93,6 +95,32 @@ def test_every_architecture_is_causal_and_generates_with_a_cache_as_without(
     check_that_a_cache_changes_nothing(decoder)
 
 
+# Wide enough that a token reaches the context's end through both layers, and narrower than it.
+WINDOWS: list[dict[str, Any]] = [
+    {"window": 3},
+    {"window": 3, "window_pattern": "LG"},
+    {"window": 4, "window_pattern": "GL"},
+]
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=lambda w: "-".join(map(str, w.values())))
+@pytest.mark.parametrize("position", POSITION_SETTINGS, ids=lambda p: "-".join(p.values()))
+@torch.no_grad()
+def test_every_position_is_causal_and_generates_with_a_cache_as_without_through_a_window(
+    position: dict[str, str], window: dict[str, Any]
+) -> None:
+    settings = [position]
+    if position["kind"] == "rope":
+        settings += [{**position, "rope_local_theta": 20.0}, {**position, "rope_fraction": 0.5}]
+    for each in settings:
+        decoder = random_decoder({"position": each, "attention": window})
+        check_that_no_token_sees_its_future(decoder)
+        check_that_a_cache_changes_nothing(decoder)
+
+
+# Half of the context, so that texts outgrow it.
+ORIGINAL = {kind: {"original_context_length": 4} for kind in ("dynamic", "yarn", "llama3")}
+
 # The other flags, one or more settings a value; every pair of values meets in some decoder below.
 FLAGS: dict[str, list[dict[str, Any]]] = {
     "norm": [
@@ -123,6 +151,14 @@ FLAGS: dict[str, list[dict[str, Any]]] = {
     "dropout": [{"dropout": 0.0}, {"dropout": 0.5}],
     "init": [{"kind": kind} for kind in INITS],
     "theta": [{"rope_theta": None}, {"rope_theta": 50.0}],
+    "rope": [
+        {},
+        {"rope_fraction": 0.7},
+        *({"rope_scaling": {"kind": kind, **ORIGINAL.get(kind, {})}} for kind in ROPE_SCALINGS),
+        {"rope_scaling": {"kind": "yarn", **ORIGINAL["yarn"]}, "rope_fraction": 0.7},
+    ],
+    "nope_every": [{}, {"nope_every": 2}],
+    "window": [{}, *WINDOWS],
 }
 GROUP = {
     "norm": "norm",
@@ -139,6 +175,9 @@ GROUP = {
     "bias": "feed_forward",
     "init": "init",
     "theta": "position",
+    "rope": "position",
+    "nope_every": "position",
+    "window": "attention",
 }
 
 

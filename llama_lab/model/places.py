@@ -1,0 +1,226 @@
+"""Where the tokens of one forward stand, as attention sees it: what is visible, and how it turns.
+
+B batch, T time, P positions attended to, D model width, H query heads, K key/value heads,
+E head width, W window.
+"""
+
+import itertools
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Mix = Callable[[Tensor, Tensor, Tensor, Tensor | None, bool], Tensor]
+"""Attention proper: queries ``[B, H, T, E]``, keys and values ``[B, K, P, E]``, a mask or ``None``,
+and whether token t sees keys 0 to t, to ``[B, H, T, E]``."""
+
+
+@dataclass(frozen=True)
+class Sight:
+    """Which of P keys each of T queries sees; the last query stands at the last key."""
+
+    mask: Tensor | None
+    """``[T, P]``, true where a token may look, or what a subclass says; ``None`` where
+    ``is_causal`` says it all."""
+
+    is_causal: bool
+    """Whether token t sees tokens 0 to t of this same forward, and no others exist."""
+
+    def attend(self, mix: Mix, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """What ``mix`` makes of the visible part: ``[B, H, T, E]``."""
+        return mix(q, k, v, self.mask, self.is_causal)
+
+
+@dataclass(frozen=True)
+class BiasedSight(Sight):
+    """The mask is added to the scores: ``[1, H, T, P]``, float32, -inf where nothing is seen."""
+
+    def attend(self, mix: Mix, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        mask = None if self.mask is None else self.mask.to(q.dtype)
+        return mix(q, k, v, mask, self.is_causal)
+
+
+@dataclass(frozen=True)
+class BandedSight:
+    """A window over many tokens, block by block: a block of W queries sees 2 W keys at most.
+
+    Time and scores grow with T · W, not with T². The blocks are laid along the batch, so that one
+    call serves them all; a text's first, which no keys stand before, is of another call.
+    Source: Beltagy et al. 2020 (Longformer), arXiv:2004.05150, appendix A.
+    """
+
+    window: int
+    first: Sight
+    """W tokens that none precede."""
+    rest: Sight
+    """W tokens that W others precede."""
+
+    def attend(self, mix: Mix, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """As :meth:`Sight.attend`."""
+        n_queries, width = q.size(2), self.window
+        # Queries before the first and after the last are added, and cut off again, to fill blocks.
+        before, after = k.size(2) - n_queries, -k.size(2) % width
+        q, k, v = pad(q, before, after), pad(k, 0, after), pad(v, 0, after)
+        first = self.first.attend(mix, q[:, :, :width], k[:, :, :width], v[:, :, :width])
+        rest = self.rest.attend(
+            mix,
+            lined_up(q, width)[1:],
+            lined_up(k, 2 * width, width),
+            lined_up(v, 2 * width, width),
+        )
+        mixed = self.assemble(first.transpose(1, 2), rest.transpose(1, 2))
+        return mixed[:, before : before + n_queries].transpose(1, 2)
+
+    @staticmethod
+    def assemble(first: Tensor, rest: Tensor) -> Tensor:
+        """The texts' first blocks ``[B, W, H, E]`` and all others ``[B n - 1, W, H, E]``, with
+        those that began a text and saw the end of another left out: ``[B, n W, H, E]``.
+        """
+        n_texts = first.size(0)
+        n_others = (rest.size(0) + 1) // n_texts - 1
+        others = rest.split([n_others, *[1, n_others] * (n_texts - 1)])[::2]
+        blocks = itertools.chain.from_iterable(zip(first.split(1), others, strict=True))
+        return torch.cat(list(blocks)).unflatten(0, (n_texts, -1)).flatten(1, 2)
+
+
+def pad(x: Tensor, before: int, after: int) -> Tensor:
+    """``x`` with zeros around it in time, and not copied where there are none."""
+    return F.pad(x, (0, 0, before, after)) if before or after else x
+
+
+def lined_up(x: Tensor, size: int, step: int | None = None) -> Tensor:
+    """All texts of ``[B, H, T, E]`` behind each other, and every ``step`` places ``size`` of them:
+    ``[blocks, H, size, E]``, where blocks that overlap share their memory.
+    """
+    return x.transpose(1, 2).flatten(0, 1).unfold(0, size, step or size).transpose(-2, -1)
+
+
+def distances(held: int, length: int, device: torch.device) -> Tensor:
+    """How far each key lies behind each query, ``[T, P]``: negative in a query's future."""
+    places = torch.arange(held + length, device=device)
+    return places[held:, None] - places
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the T tokens of one forward stand; shared by every layer of one kind."""
+
+    sight: Sight | BandedSight
+
+    def rotate(self, heads: Tensor) -> Tensor:
+        """Queries or keys ``[B, T, H, E]``, turned to their places."""
+        return heads
+
+    def attend(self, mix: Mix, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """What ``mix`` makes of the keys and values that each query sees: ``[B, H, T, E]``."""
+        return self.sight.attend(mix, q, k, v)
+
+
+class Position(nn.Module):
+    """No position: order is known from the causal mask alone.
+
+    Source: Haviv et al. 2022, arXiv:2203.16634; Kazemnejad et al. 2023, arXiv:2305.19466. A window
+    hides what lies further back (Child et al. 2019, arXiv:1904.10509; Mistral, arXiv:2310.06825).
+
+    Args:
+        window: Tokens that a token sees, itself included; ``None`` means all up to itself.
+    """
+
+    def __init__(self, window: int | None = None) -> None:
+        super().__init__()
+        self.window = window
+
+    def embed(self, x: Tensor, past: int) -> Tensor:
+        """Embeddings ``[B, T, D]`` of the tokens that follow ``past`` others, with their places."""
+        return x
+
+    def at(self, past: int, length: int, device: torch.device) -> Places:
+        """What attention needs to know of ``length`` tokens that follow ``past`` others."""
+        return Places(self.sight(past, length, device))
+
+    def keeps(self, past: int, length: int) -> bool:
+        """Whether what was computed for ``past`` tokens stays right when ``length`` follow."""
+        return True
+
+    def sight(self, past: int, length: int, device: torch.device) -> Sight | BandedSight:
+        """What ``length`` tokens see of ``past`` others, as far as the window reaches, and of
+        themselves: all of it at once, or in blocks where that is less work.
+        """
+        if self.window is None:
+            return self.look(past, length, device)
+        if length < 2 * self.window:
+            return self.look(min(past, self.window - 1), length, device)
+        return BandedSight(
+            self.window,
+            first=self.look(0, self.window, device),
+            rest=self.look(self.window, self.window, device),
+        )
+
+    def look(self, held: int, length: int, device: torch.device) -> Sight:
+        """What ``length`` tokens see of ``held`` keys before them and of themselves.
+
+        ``is_causal`` aligns the triangle with the upper left corner, so tokens that follow others
+        need their mask spelt out; a single token sees all there is.
+        """
+        is_unbounded = self.window is None or held + length <= self.window
+        if is_unbounded and (held == 0 or length == 1):
+            return Sight(None, is_causal=length > 1)
+        return Sight(self.visible(distances(held, length, device)), is_causal=False)
+
+    def visible(self, distance: Tensor) -> Tensor:
+        """True where a query sees a key that lies ``distance`` ``[T, P]`` behind it."""
+        if self.window is None:
+            return distance >= 0
+        return (distance >= 0) & (distance < self.window)
+
+
+class TabledPosition(Position):
+    """A kind that reads a fixed table of the places, which grows with the longest text seen.
+
+    The table is no buffer: a buffer would follow the model into bfloat16, come out of ``meta``
+    uninitialised, and be broadcast by DDP in every step. It is a constant, made again on demand.
+    """
+
+    table: Tensor
+
+    def __init__(self, context_length: int, window: int | None = None) -> None:
+        super().__init__(window)
+        self.context_length = context_length
+
+    @abstractmethod
+    def make(self, places: Tensor) -> Tensor:
+        """The table's rows at ``places``, float64 ``[P]``, along the result's axis -2."""
+
+    def rows(self, past: int, length: int, device: torch.device) -> Tensor:
+        """The float32 rows of ``length`` places that follow ``past`` others."""
+        end = past + length
+        if self.table.device != device or self.table.size(-2) < end:
+            self.tabulate(max(end, self.table.size(-2)), device)
+        return self.table[..., past:end, :]
+
+    def tabulate(self, n_places: int, device: torch.device) -> None:
+        """Make the table of the first ``n_places`` places on ``device``."""
+        # MPS has no float64, and arange on `meta` imports sympy, which takes seconds. A table born
+        # in inference mode could not be trained with afterwards.
+        source = torch.device("cpu") if device.type in ("mps", "meta") else device
+        with torch.inference_mode(False), torch.no_grad():
+            places = torch.arange(n_places, dtype=torch.float64, device=source)
+            self.table = self.make(places).float().to(device)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "TabledPosition":
+        # Made where the model goes, before its first forward there, so that a compiled forward
+        # always finds the table and is compiled once.
+        super()._apply(fn, recurse)
+        target = fn(torch.empty(0, device=self.table.device)).device
+        if target != self.table.device:
+            self.tabulate(self.context_length, target)
+        return self
+
+
+def wave_frequencies(width: int, base: float, device: torch.device) -> Tensor:
+    """base^(-2i/width) for i < width/2, in radians a place: float64 ``[width/2]``."""
+    exponents = torch.arange(0, width, 2, dtype=torch.float64, device=device) / width
+    return base**-exponents

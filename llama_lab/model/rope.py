@@ -1,0 +1,154 @@
+"""Rotary positions: pairs of coordinates of queries and keys, turned by angles.
+
+B batch, T time, H heads (query or key), E head width, R rotated coordinates, P places in a table.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from llama_lab.model.places import Places, TabledPosition
+from llama_lab.model.rope_scaling import RopeScaling, RopeScalingConfig
+from llama_lab.model.settings import require, shown
+
+RopePairing = Literal["half", "interleaved"]
+
+
+@dataclass(frozen=True)
+class HalfPairs(Places):
+    """x' = x · cos + partner(x) · sin, where coordinate i is paired with i + R/2.
+
+    The tables are ``[T, 1, R]`` and carry the minus sign of each pair's first coordinate.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    def rotate(self, heads: Tensor) -> Tensor:
+        # In float32: bfloat16 tells neighbouring angles apart only near position 0.
+        x = heads.float()
+        return torch.addcmul(x * self.cos, self.partner(x), self.sin).to(heads.dtype)
+
+    @staticmethod
+    def join(first: Tensor, second: Tensor) -> Tensor:
+        """The pairs' first and second coordinates ``[..., R/2]``, put in their places."""
+        return torch.cat((first, second), dim=-1)
+
+    @staticmethod
+    def partner(x: Tensor) -> Tensor:
+        """Each coordinate's partner, in its stead."""
+        return x.roll(x.size(-1) // 2, dims=-1)
+
+
+@dataclass(frozen=True)
+class InterleavedPairs(HalfPairs):
+    """The same rotation, where coordinate 2i is paired with 2i + 1."""
+
+    @staticmethod
+    def join(first: Tensor, second: Tensor) -> Tensor:
+        return torch.stack((first, second), dim=-1).flatten(-2)
+
+    @staticmethod
+    def partner(x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+
+
+@dataclass(frozen=True)
+class FirstCoordinates(Places):
+    """The first ``width`` coordinates of each head are turned, the others left alone."""
+
+    turned: Places
+    width: int
+
+    def rotate(self, heads: Tensor) -> Tensor:
+        first, others = heads[..., : self.width], heads[..., self.width :]
+        return torch.cat((self.turned.rotate(first), others), dim=-1)
+
+
+ROPE_PAIRINGS: dict[RopePairing, type[HalfPairs]] = {
+    "half": HalfPairs,
+    "interleaved": InterleavedPairs,
+}
+
+
+class RotaryPosition(TabledPosition):
+    """Pair i of each query and key, turned by the angle p · theta^(-2i/R) at place p.
+
+    A query's product with a key then depends on the distance of their places alone.
+    Source: Su et al. 2021, arXiv:2104.09864.
+
+    Args:
+        context_length: Places that the table begins with.
+        width: R, here all E coordinates of a head.
+        theta: Base of the frequencies.
+        pairing: Which coordinates turn together.
+        scaling: What becomes of the frequencies; ``None`` leaves them.
+        window: Tokens that a token sees; ``None`` means all up to itself.
+    """
+
+    def __init__(
+        self,
+        context_length: int,
+        width: int,
+        *,
+        theta: float,
+        pairing: RopePairing,
+        scaling: RopeScaling | None = None,
+        window: int | None = None,
+    ) -> None:
+        super().__init__(context_length, window)
+        self.width = width
+        self.theta = theta
+        self.pairs = ROPE_PAIRINGS[pairing]
+        self.scaling = scaling or RopeScaling(RopeScalingConfig(), context_length)
+        self.span = self.scaling.span(context_length)
+        self.tabulate(context_length, torch.empty(0).device)
+
+    def make(self, places: Tensor) -> Tensor:
+        frequencies = self.scaling.frequencies(self.theta, self.width, self.span, places.device)
+        angles = places[:, None] * frequencies
+        cos, sin = angles.cos() * self.scaling.amplitude, angles.sin() * self.scaling.amplitude
+        return torch.stack((self.pairs.join(cos, cos), self.pairs.join(-sin, sin)))
+
+    def rows(self, past: int, length: int, device: torch.device) -> Tensor:
+        span = self.scaling.span(past + length)
+        if span != self.span:
+            self.span = span
+            self.tabulate(past + length, device)
+        return super().rows(past, length, device)
+
+    def at(self, past: int, length: int, device: torch.device) -> Places:
+        cos, sin = self.rows(past, length, device).unsqueeze(-2)
+        return self.pairs(self.sight(past, length, device), cos=cos, sin=sin)
+
+    def keeps(self, past: int, length: int) -> bool:
+        return past == 0 or self.scaling.span(past) == self.scaling.span(past + length)
+
+
+class PartialRotaryPosition(RotaryPosition):
+    """Only the first R coordinates of each head are turned; frequencies are those of width R.
+
+    Source: GPT-J (Wang & Komatsuzaki 2021); GPT-NeoX (Black et al. 2022, arXiv:2204.06745).
+    """
+
+    def at(self, past: int, length: int, device: torch.device) -> Places:
+        turned = super().at(past, length, device)
+        return FirstCoordinates(turned.sight, turned, self.width)
+
+
+def rotated_width(head_dim: int, fraction: float | None) -> int:
+    """R: the coordinates of a head of width ``head_dim`` that rope turns.
+
+    Raises:
+        SettingError: They cannot be paired.
+    """
+    width = head_dim if fraction is None else int(head_dim * fraction)
+    require(
+        fraction is None or (width >= 2 and width % 2 == 0),
+        f"--model.decoder.position.rope_fraction {shown(fraction)} of heads of width {head_dim} "
+        f"turns {width} coordinates, which are no pairs: give a fraction such as "
+        f"{max(2, width + width % 2) / head_dim:g}",
+    )
+    return width
