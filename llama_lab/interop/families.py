@@ -163,16 +163,15 @@ PRE_NORMS = {
 }
 # Norms on what a sublayer gives: they alone (reordered), or beside those before it (sandwich).
 REORDERED_NORMS = {
-    "blocks.{i}.attention_norm": Place(f"{LAYER}.post_attention_layernorm"),
-    "blocks.{i}.feed_forward_norm": Place(f"{LAYER}.post_feedforward_layernorm"),
+    "blocks.{i}.attention_post_norm": Place(f"{LAYER}.post_attention_layernorm"),
+    "blocks.{i}.feed_forward_post_norm": Place(f"{LAYER}.post_feedforward_layernorm"),
 }
 SANDWICH_NORMS = {
+    **REORDERED_NORMS,
     "blocks.{i}.attention_norm": Place(f"{LAYER}.input_layernorm"),
-    "blocks.{i}.attention_output_norm": Place(f"{LAYER}.post_attention_layernorm"),
     "blocks.{i}.feed_forward_norm": Place(f"{LAYER}.pre_feedforward_layernorm"),
-    "blocks.{i}.feed_forward_output_norm": Place(f"{LAYER}.post_feedforward_layernorm"),
 }
-ONE_PLUS_GAIN = "rmsnorm_one_plus"
+ONE_PLUS_GAIN = "rmsnorm_offset"
 
 LLAMA = Family(
     "llama",
