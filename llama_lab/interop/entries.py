@@ -231,10 +231,16 @@ class WindowEverywhere(Entry):
         # Absent and null differ here: an old config leaves it out and has the default.
         is_null = "sliding_window" in values.content and values.get("sliding_window") is None
         size = None if is_null else values.whole("sliding_window", self.default)
-        return windows("L" * parts["n_layers"] if size else "G" * parts["n_layers"], size)
+        return _seen("L" * parts["n_layers"], size, parts)
 
     def write(self, parts: Parts) -> dict[str, Any]:
         return {"sliding_window": parts.get("attention.window")}
+
+
+def _seen(layers: str, size: int | None, parts: Parts) -> Parts:
+    """Windows of ``size``; none where the whole context fits into one."""
+    fits = size is None or size >= parts["context_length"]
+    return windows("G" * len(layers) if fits else layers, size)
 
 
 LAYER_TYPES = {"sliding_attention": "L", "full_attention": "G"}
@@ -255,7 +261,7 @@ class WindowByLayer(Entry, ABC):
                 values.refuse("layer_types", "name a window, and use_sliding_window is not true")
             return windows("G" * n_layers, None)
         size = values.whole("sliding_window", 4096)
-        return windows(layers or self.rule(values, parts), size)
+        return _seen(layers or self.rule(values, parts), size, parts)
 
     @abstractmethod
     def rule(self, values: Values, parts: Parts) -> str:
@@ -309,5 +315,5 @@ class FullEvery(WindowByLayer):
 
     def write(self, parts: Parts) -> dict[str, Any]:
         keys = super().write(parts)
-        # Their config has no way to say that there is no window but that no layer looks through it.
+        # Their config cannot say that there is no window, only that no layer looks through it.
         return {**keys, "sliding_window": keys["sliding_window"] or parts["context_length"]}

@@ -26,7 +26,7 @@ from llama_lab.interop.layouts import (
     refuse_differences,
     to_half,
 )
-from llama_lab.interop.parts import Parts, config_of, head_dim_of, parts_of, settled
+from llama_lab.interop.parts import Parts, config_of, differing, head_dim_of, parts_of, settled
 from llama_lab.interop.tokenizer_files import (
     GENERATION_CONFIG_FILE,
     read_tokenizer,
@@ -53,7 +53,7 @@ def import_folder(folder: Path) -> ImportedModel:
     path = folder / CONFIG_FILE
     values = Values(read_json(path), f"{path}: ")
     family = _family(values)
-    parts = family.read(values)
+    parts = settled(family.read(values))
     config = config_of(parts, str(path))
     files = TensorFolder(folder)
     stored = _stored_names(family, files, bool(parts.get("tie_embeddings")))
@@ -192,10 +192,8 @@ def _lacking(family: Family, parts: Parts, keys: Mapping[str, Any]) -> Iterator[
     except UserError as error:
         yield str(error)
         return
-    for name in sorted(parts.keys() | back.keys()):
-        if parts.get(name) != back.get(name):
-            value = parts.get(name, False if isinstance(back.get(name), bool) else None)
-            yield f"--model.decoder.{name} {shown(value)}"
+    for name in differing(parts, back):
+        yield f"--model.decoder.{name} {shown(parts.get(name))}"
 
 
 def _for_half(config: DecoderConfig, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
@@ -64,15 +64,22 @@ def decoder_shapes(config: DecoderConfig) -> dict[str, Shape]:
     Raises:
         UserError: The sizes are beyond what a tensor can have.
     """
-    if config.position.kind != "learned":
-        # The tables of places are no tensors of the model, and are real even on `meta`.
-        config = replace(config, context_length=1)
     try:
         with torch.device("meta"):
-            decoder = Decoder(config)
+            decoder = Decoder(_without_tables(config))
     except RuntimeError as error:
         raise UserError(f"the sizes are impossible ({error})") from error
     return {name: tuple(tensor.shape) for name, tensor in decoder.state_dict().items()}
+
+
+def _without_tables(config: DecoderConfig) -> DecoderConfig:
+    """A decoder with the same tensors: tables of places are none, and are real even on `meta`."""
+    if config.position.kind == "learned":
+        return config
+    settings = asdict(config)
+    attention = {k: v for k, v in settings["attention"].items() if not k.startswith("window")}
+    bare = {"position": {"kind": "none"}, "attention": attention, "context_length": 1}
+    return DecoderConfig.from_dict({**settings, **bare})
 
 
 def layout_of(family: Family, config: DecoderConfig) -> Layout:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, get_type_hints
 
 from llama_lab.errors import UserError
+from llama_lab.interop.scalings import SCALING, with_defaults
 from llama_lab.model.decoder import DecoderConfig
 from llama_lab.model.settings import SettingError, shown
 
@@ -44,14 +45,34 @@ def parts_of(config: DecoderConfig) -> Parts:
 
 def settled(parts: Parts) -> Parts:
     """One form for settings that can be written in several."""
+    parts = {**parts, **with_defaults(parts)}
     if parts.get("attention.head_dim") == parts["dim"] // parts["attention.n_heads"]:
         parts["attention.head_dim"] = None
-    if parts.get("position.rope_local_theta") == parts.get("position.rope_theta"):
-        parts["position.rope_local_theta"] = None
     if parts.get("position.rope_fraction") == 1:
         parts["position.rope_fraction"] = None
     parts |= windows(layer_windows(parts), parts.get("attention.window"))
-    return {name: value for name, value in parts.items() if value not in NEUTRAL}
+    return {**parts, **_bases(parts)}
+
+
+def _bases(parts: Parts) -> Parts:
+    """Rope's base, and the one of windowed layers where it is another."""
+    theta, local = parts.get("position.rope_theta"), parts.get("position.rope_local_theta")
+    if local is not None and "G" not in layer_windows(parts):
+        return {"position.rope_theta": local, "position.rope_local_theta": None}
+    # Windowed layers with a base of their own are not stretched with the others.
+    if local == theta and parts.get(f"{SCALING}.kind") in NEUTRAL:
+        return {"position.rope_local_theta": None}
+    return {}
+
+
+def differing(parts: Mapping[str, Any], others: Mapping[str, Any]) -> list[str]:
+    """The names of the settings in which two settled decoders differ."""
+    names = sorted(parts.keys() | others.keys())
+    return [name for name in names if not _same(parts.get(name), others.get(name))]
+
+
+def _same(value: Any, other: Any) -> bool:
+    return value == other or (value in NEUTRAL and other in NEUTRAL)
 
 
 def head_dim_of(parts: Mapping[str, Any]) -> int:

@@ -7,52 +7,16 @@ What is written says it in both; what is read may, and must then agree.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from llama_lab.interop.entries import Entry
-from llama_lab.interop.parts import Parts
+from llama_lab.interop.parts import Parts, layer_windows
+from llama_lab.interop.scalings import NO_SCALING, SCALING, SCALINGS
 from llama_lab.interop.values import Values
 
-SCALING = "position.rope_scaling"
 GLOBAL_LAYERS, WINDOWED_LAYERS = "full_attention", "sliding_attention"
 
-
-@dataclass(frozen=True)
-class Factor:
-    """One number of a kind of scaling: their key, our setting, and what absent means."""
-
-    key: str
-    setting: str
-    is_required: bool = True
-    is_whole: bool = False
-
-
-FACTOR = Factor("factor", "factor")
-SCALINGS: Mapping[str, tuple[Factor, ...]] = {
-    "default": (),
-    "linear": (FACTOR,),
-    "dynamic": (FACTOR,),
-    "llama3": (
-        FACTOR,
-        Factor("low_freq_factor", "low_freq_factor"),
-        Factor("high_freq_factor", "high_freq_factor"),
-        Factor("original_max_position_embeddings", "original_context_length", is_whole=True),
-    ),
-    "yarn": (
-        FACTOR,
-        Factor(
-            "original_max_position_embeddings",
-            "original_context_length",
-            is_required=False,
-            is_whole=True,
-        ),
-        Factor("attention_factor", "attention_factor", is_required=False),
-        Factor("beta_fast", "beta_fast", is_required=False),
-        Factor("beta_slow", "beta_slow", is_required=False),
-    ),
-}
 # Keys that change what a scaling computes, in a way that no setting here has.
 UNKNOWN_FACTORS = ("mscale", "mscale_all_dim", "truncate", "short_factor", "long_factor")
 
@@ -82,32 +46,32 @@ class Rope(Entry):
                 found["position.rope_fraction"] = part
         if self.local_theta is not None:
             local = new.group(WINDOWED_LAYERS) if new is not None and by_layer else None
-            found |= self._local(values, local, found["position.rope_theta"])
+            found |= self._local(values, local, parts)
         elif by_layer:
             values.refuse("rope_parameters", "this family has one kind of rope for all layers")
         return found
 
-    def _local(self, values: Values, local: Values | None, theta: float) -> Parts:
+    def _local(self, values: Values, local: Values | None, parts: Parts) -> Parts:
         if local is not None and _scaling(local):
             local.refuse("rope_type", "this version stretches no windowed layer's rope")
         assert self.local_theta is not None
         base = _theta(values, local, "rope_local_base_freq", self.local_theta)
-        return {"position.rope_local_theta": None if base == theta else base}
+        return {"position.rope_local_theta": base if "L" in layer_windows(parts) else None}
 
     def write(self, parts: Parts) -> dict[str, Any]:
         theta = parts.get("position.rope_theta")
         scaling = _written(parts)
-        main = {"rope_type": "default", **scaling, "rope_theta": theta}
+        main = {"rope_type": NO_SCALING, **scaling, "rope_theta": theta}
         keys = {"rope_theta": theta, "rope_scaling": scaling or None, "rope_parameters": main}
         if self.local_theta is None:
             return keys
-        local = parts.get("position.rope_local_theta", theta)
+        local = parts.get("position.rope_local_theta") or theta
         return {
             **keys,
             "rope_local_base_freq": local,
             "rope_parameters": {
                 GLOBAL_LAYERS: main,
-                WINDOWED_LAYERS: {"rope_type": "default", "rope_theta": local},
+                WINDOWED_LAYERS: {"rope_type": NO_SCALING, "rope_theta": local},
             },
         }
 
@@ -126,14 +90,17 @@ def _theta(values: Values, new: Values | None, old_key: str, default: float) -> 
 def _scaling(group: Values) -> Parts:
     """The settings of a scaling; none for the kind ``default``."""
     key = "rope_type" if group.get("rope_type") is not None else "type"
-    kind = group.word(key, {name: name for name in SCALINGS}, "default")
+    kinds = {name: name for name in (NO_SCALING, *SCALINGS)}
+    kind = group.word(key, kinds, NO_SCALING)
     for unknown in UNKNOWN_FACTORS:
         if group.get(unknown) is not None:
             group.refuse(unknown, "this version does not know it")
-    if kind == "default":
+    if kind == NO_SCALING:
         return {}
     found: Parts = {f"{SCALING}.kind": kind}
     for factor in SCALINGS[kind]:
+        if factor.key is None:
+            continue
         read = group.whole if factor.is_whole else group.number
         value = read(factor.key) if factor.is_required else read(factor.key, None)
         if value is not None:
@@ -143,11 +110,8 @@ def _scaling(group: Values) -> Parts:
 
 def _written(parts: Parts) -> dict[str, Any]:
     """A scaling in their words; nothing where there is none, or one that they have not."""
-    kind = parts.get(f"{SCALING}.kind", "default")
-    factors = SCALINGS.get(kind, ())
-    keys = {factor.key: parts.get(f"{SCALING}.{factor.setting}") for factor in factors}
-    return {"rope_type": kind, **_without_none(keys)} if factors else {}
-
-
-def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if value is not None}
+    kind = parts.get(f"{SCALING}.kind")
+    if kind not in SCALINGS:
+        return {}
+    values = ((f.key, parts.get(f"{SCALING}.{f.setting}")) for f in SCALINGS[kind] if f.key)
+    return {"rope_type": kind, **{key: value for key, value in values if value is not None}}
