@@ -23,6 +23,8 @@ NOT_PARTS = (
     "feed_forward.multiple_of",
     "feed_forward.dim_multiplier",
 )
+# What null means, for settings where both are said.
+USUAL = {"position.rope_fraction": 1, "feed_forward.swish_beta": "fixed"}
 # What a setting is that says nothing, so that a version without it expresses just that.
 NEUTRAL = (None, False, "none")
 
@@ -36,6 +38,7 @@ def parts_of(config: DecoderConfig) -> Parts:
     }
     parts["attention.n_kv_heads"] = config.attention.kv_heads
     parts["feed_forward.hidden_dim"] = config.feed_forward.width(config.dim)
+    parts["norm.eps"] = 1e-5 if config.norm.eps is None else config.norm.eps
     if config.norm.kind == "layernorm":
         parts["norm.bias"] = config.norm.bias is not False
     if config.position.kind == "rope" and config.position.rope_theta is None:
@@ -48,8 +51,9 @@ def settled(parts: Parts) -> Parts:
     parts = {**parts, **with_defaults(parts)}
     if parts.get("attention.head_dim") == parts["dim"] // parts["attention.n_heads"]:
         parts["attention.head_dim"] = None
-    if parts.get("position.rope_fraction") == 1:
-        parts["position.rope_fraction"] = None
+    for name, usual in USUAL.items():
+        if parts.get(name) == usual:
+            parts[name] = None
     parts |= windows(layer_windows(parts), parts.get("attention.window"))
     return {**parts, **_bases(parts)}
 

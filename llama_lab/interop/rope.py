@@ -111,7 +111,7 @@ def _scaling(group: Values) -> Parts:
 def _written(parts: Parts) -> dict[str, Any]:
     """A scaling in their words; nothing where there is none, or one that they have not."""
     kind = parts.get(f"{SCALING}.kind")
-    if kind not in SCALINGS:
-        return {}
-    values = ((f.key, parts.get(f"{SCALING}.{f.setting}")) for f in SCALINGS[kind] if f.key)
-    return {"rope_type": kind, **{key: value for key, value in values if value is not None}}
+    factors = SCALINGS.get(str(kind), ())
+    values = {f.key: parts.get(f"{SCALING}.{f.setting}") for f in factors if f.key is not None}
+    known = {key: value for key, value in values.items() if value is not None}
+    return {"rope_type": kind, **known} if factors else {}
