@@ -118,27 +118,43 @@ def tokenizers() -> dict[str, Tokenizer]:
     }
 
 
+def write_checkpoint(
+    path: Path, tokenizer: Tokenizer, settings: dict[str, Any], config: dict[str, Any]
+) -> Path:
+    """A checkpoint as training writes it, of a decoder trained a few steps."""
+    sizes = {"dim": 32, "n_layers": 2, "context_length": 48, "vocab_size": tokenizer.vocab_size}
+    decoder = Decoder(DecoderConfig.from_dict({**sizes, **settings}))
+    initialise(decoder, seed=1)
+    train(decoder)
+    own = own_part(
+        decoder=asdict(decoder.config), tokenizer=tokenizer.state(), config=config, progress={}
+    )
+    state = {f"decoder.{name}": tensor for name, tensor in decoder.state_dict().items()}
+    torch.save({"state_dict": state, "global_step": 4, "llama_lab": own}, path)
+    return path
+
+
 @pytest.fixture
 def write_trained(tmp_path: Path, tokenizers: dict[str, Tokenizer]) -> Callable[..., Path]:
-    """A checkpoint as training writes it, of a decoder trained a few steps."""
+    """Make ``trained.ckpt``: settings of the decoder, the tokenizer's kind, settings of the run."""
 
     def write(
         settings: dict[str, Any] | None = None, tokenizer: str = "char", **config: Any
     ) -> Path:
-        known = tokenizers[tokenizer]
-        sizes = {"dim": 32, "n_layers": 2, "context_length": 48, "vocab_size": known.vocab_size}
-        decoder = Decoder(DecoderConfig.from_dict({**sizes, **(settings or {})}))
-        initialise(decoder, seed=1)
-        train(decoder)
-        own = own_part(
-            decoder=asdict(decoder.config), tokenizer=known.state(), config=config, progress={}
-        )
-        state = {f"decoder.{name}": tensor for name, tensor in decoder.state_dict().items()}
         path = tmp_path / "trained.ckpt"
-        torch.save({"state_dict": state, "global_step": 4, "llama_lab": own}, path)
-        return path
+        return write_checkpoint(path, tokenizers[tokenizer], settings or {}, config)
 
     return write
+
+
+@pytest.fixture(scope="session")
+def sound_folder(tmp_path_factory: Any, tokenizers: dict[str, Tokenizer]) -> Path:
+    """An exported model that nothing is wrong with."""
+    place = tmp_path_factory.mktemp("sound")
+    heads = {"attention": {"n_heads": 4, "n_kv_heads": 2}}
+    path = write_checkpoint(place / "trained.ckpt", tokenizers["char"], heads, {})
+    run("export", path, "--output", place / "out")
+    return place / "out"
 
 
 @pytest.fixture(scope="session")

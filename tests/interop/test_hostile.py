@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import resource
+import shutil
 import struct
 import subprocess
 import sys
@@ -26,15 +27,9 @@ INDEX = "model.safetensors.index.json"
 
 
 @pytest.fixture
-def folder(write_trained: Callable[..., Path], tmp_path: Path) -> Path:
+def folder(sound_folder: Path, tmp_path: Path) -> Path:
     """A sound folder, to be spoilt."""
-    run(
-        "export",
-        write_trained({"attention": {"n_heads": 4, "n_kv_heads": 2}}),
-        "--output",
-        tmp_path / "in",
-    )
-    return tmp_path / "in"
+    return Path(shutil.copytree(sound_folder, tmp_path / "in"))
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +94,7 @@ FORMS: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
         )
         for kind, factors in {
             "linear": {},
+            "dynamic": {},
             "yarn": {"original_context_length": 24},
             "llama3": {
                 "original_context_length": 24,
@@ -258,6 +259,18 @@ def test_an_export_is_whole_readable_and_in_both_dialects(
     ("settings", "words"),
     [
         ({"norm": {"placement": "post"}}, "--model.decoder.norm.placement post"),
+        ({"norm": {"placement": "parallel"}}, "--model.decoder.norm.placement parallel"),
+        ({"norm": {"kind": "rmsnorm_plain"}}, "--model.decoder.norm.kind rmsnorm_plain"),
+        ({"position": {"rope_fraction": 0.5}}, "--model.decoder.position.rope_fraction 0.5"),
+        (
+            {"position": {"rope_scaling": {"kind": "ntk"}}},
+            "--model.decoder.position.rope_scaling.kind ntk",
+        ),
+        ({"attention": {"softcap": 5.0}}, "--model.decoder.attention.softcap 5.0"),
+        ({"attention": {"sinks": True}}, "--model.decoder.attention.sinks true"),
+        ({"attention": {"gate": True}}, "--model.decoder.attention.gate true"),
+        ({"logit_softcap": 5.0}, "--model.decoder.logit_softcap 5.0"),
+        ({"feed_forward": {"swish_beta": "learned"}}, "feed_forward.swish_beta learned"),
         ({"position": {"kind": "sinusoidal"}}, "--model.decoder.position.kind sinusoidal"),
         ({"embedding_scale": True}, "--model.decoder.embedding_scale true"),
         ({**GPT2, "norm": {"kind": "layernorm", "bias": False}}, "--model.decoder.norm.bias false"),
@@ -267,9 +280,19 @@ def test_an_export_is_whole_readable_and_in_both_dialects(
 def test_what_no_family_can_express_is_refused_by_its_name(
     write_trained: Write, tmp_path: Path, refused: Any, settings: dict[str, Any], words: str
 ) -> None:
+    require_settings(*needed_for(settings))
     line = refused("export", write_trained(settings), "--output", tmp_path / "out")
     assert words in line
     assert [path.name for path in tmp_path.iterdir()] == ["trained.ckpt"]
+
+
+def needed_for(settings: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """The settings' own names, with the word where one is chosen."""
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            yield from needed_for(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}={value}" if isinstance(value, str) else f"{prefix}{name}"
 
 
 def test_a_planted_fault_is_not_exported(write_trained: Write, tmp_path: Path, refused) -> None:
