@@ -199,7 +199,7 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
             write(file)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
+        os.chmod(temporary, 0o666 & ~umask())
         os.replace(temporary, path)
     except BaseException as error:
         if temporary is not None:
@@ -215,8 +215,8 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
         ) from error
 
 
-def _umask() -> int:
-    # There is no way to read it without setting it.
+def umask() -> int:
+    """The mode bits that new files are denied; there is no way to read it without setting it."""
     mask = os.umask(0)
     os.umask(mask)
     return mask

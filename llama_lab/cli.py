@@ -31,6 +31,8 @@ COMMANDS: dict[str, Command] = {
     "test": Command(VERBS, "the same, reported under the name test"),
     "generate": Command("llama_lab.commands.generate", "sample text from a checkpoint"),
     "describe": Command("llama_lab.commands.describe", "count a model's parameters by part"),
+    "import": Command("llama_lab.commands.importing", "make a checkpoint of a Hugging Face folder"),
+    "export": Command("llama_lab.commands.exporting", "write a checkpoint for Hugging Face"),
 }
 
 OK, FAILED, USER_ERROR = 0, 1, 2

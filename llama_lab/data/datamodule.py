@@ -175,7 +175,8 @@ class TextDataModule(LightningDataModule):
             corpus: What to read: python-reference, tinyshakespeare, or the path of a text file.
             encoding: Encoding of a text file; null means UTF-8, strictly.
             val_fraction: Part of the text, at its end, that is held out for validation.
-            tokenizer: char (an id per character) or bpe (byte-level, trained on the training part).
+            tokenizer: char (an id per character) or bpe (byte-level, trained on the training part);
+                huggingface, llama2c and ids come with an imported model.
             vocab_size: Size of the bpe vocabulary; null means 1024. Refused for char.
             context_length: Tokens per sequence; null means model.decoder.context_length.
             batch_size: Sequences per optimiser step, over all devices and accumulation.

@@ -8,19 +8,41 @@ from __future__ import annotations
 
 import json
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, ClassVar, Literal, get_args
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args
 
 import numpy as np
 import tokenizers as hugging_face
 from numpy.typing import NDArray
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from llama_lab.data.imported_tokenizers import (
+    BYTE_OF_PRINTABLE,
+    HuggingFaceTokenizer,
+    IdsTokenizer,
+    Llama2cTokenizer,
+)
+from llama_lab.data.tokenizer import (
+    Tokenizer,
+    TokenizerKind,
+    UInt32Array,
+    UnknownCharacters,
+    refuse_surrogates,
+)
 from llama_lab.errors import UserError
 
-TokenizerKind = Literal["char", "bpe"]
-UInt32Array = NDArray[np.uint32]
+__all__ = [
+    "END_OF_TEXT",
+    "TOKENIZERS",
+    "BpeTokenizer",
+    "CharTokenizer",
+    "Tokenizer",
+    "TokenizerKind",
+    "UnknownCharacters",
+    "settled_vocab_size",
+    "tokenizer_from_state",
+    "train_tokenizer",
+]
 
 END_OF_TEXT = "<|endoftext|>"
 SMALLEST_BPE_VOCAB = 257  # one piece for each byte, and the end of text
@@ -35,74 +57,6 @@ CHARACTERS_NAMED, PLACES_NAMED = 8, 3
 SAFE_CUT = re.compile(r"\w(?=[ \n])")
 CHUNK_CHARACTERS, CHUNKS_AT_ONCE = 1 << 14, 256
 SLICE_CHARACTERS = 1 << 20  # how much text `char` spreads out to four bytes a character at once
-
-
-class UnknownCharacters(UserError):
-    """Text holds characters that the vocabulary lacks: which, where and how many."""
-
-
-class Tokenizer(ABC):
-    """Text to ids and back.
-
-    Attributes:
-        kind: The name in :data:`TOKENIZERS`.
-        pieces: UTF-8 bytes that each id stands for, maybe a part of a character; ``b""`` for a
-            special id.
-        end_of_text: Id that ends a document, or ``None`` where there is none.
-    """
-
-    kind: ClassVar[TokenizerKind]
-    pieces: list[bytes]
-    end_of_text: int | None
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of ids, the special ones included."""
-        return len(self.pieces)
-
-    @abstractmethod
-    def encode(self, text: str) -> UInt32Array:
-        """Ids of ``text``, one-dimensional.
-
-        Raises:
-            UserError: ``text`` holds half of a surrogate pair, or an unknown character
-                (:class:`UnknownCharacters`).
-        """
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """The text that ``ids`` spell; bytes that form no character come out as U+FFFD.
-
-        Raises:
-            ValueError: An id is not in the vocabulary.
-        """
-        numbers = [int(number) for number in ids]
-        for number in numbers:
-            if not 0 <= number < self.vocab_size:
-                raise ValueError(f"id {number} is not below the vocabulary size {self.vocab_size}")
-        return b"".join(self.pieces[number] for number in numbers).decode("utf-8", errors="replace")
-
-    @abstractmethod
-    def state(self) -> dict[str, Any]:
-        """All that :func:`tokenizer_from_state` needs, in strings, integers and lists only."""
-
-    @classmethod
-    @abstractmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Tokenizer:
-        """The inverse of :meth:`state`."""
-
-    @classmethod
-    @abstractmethod
-    def settle_vocab_size(cls, vocab_size: int | None) -> int | None:
-        """The vocabulary size to train for, with this kind's default put in for ``None``.
-
-        Raises:
-            UserError: The size is impossible or would do nothing.
-        """
-
-    @classmethod
-    @abstractmethod
-    def train(cls, *, train_text: str, whole_text: str, vocab_size: int | None) -> Tokenizer:
-        """A tokenizer for a corpus; ``vocab_size`` is a settled one."""
 
 
 class CharTokenizer(Tokenizer):
@@ -178,7 +132,7 @@ class BpeTokenizer(Tokenizer):
         self.backend.add_special_tokens([END_OF_TEXT])
         # Text that spells the special token is text.
         self.backend.encode_special_tokens = True
-        byte_of = _byte_of_printable()
+        byte_of = BYTE_OF_PRINTABLE
         self.pieces = [b"", *(bytes(byte_of[c] for c in piece) for piece in vocabulary[1:])]
 
     def encode(self, text: str) -> UInt32Array:
@@ -227,7 +181,13 @@ class BpeTokenizer(Tokenizer):
         return cls(vocabulary, [f"{left} {right}" for left, right in learnt["merges"]])
 
 
-TOKENIZERS: dict[TokenizerKind, type[Tokenizer]] = {"char": CharTokenizer, "bpe": BpeTokenizer}
+TOKENIZERS: dict[TokenizerKind, type[Tokenizer]] = {
+    "char": CharTokenizer,
+    "bpe": BpeTokenizer,
+    "huggingface": HuggingFaceTokenizer,
+    "llama2c": Llama2cTokenizer,
+    "ids": IdsTokenizer,
+}
 
 
 def tokenizer_from_state(state: Mapping[str, Any]) -> Tokenizer:
@@ -269,17 +229,6 @@ def code_points(text: str) -> UInt32Array:
     return np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
 
 
-def refuse_surrogates(text: str) -> None:
-    """Raise :class:`UserError` where ``text`` holds half of a surrogate pair."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise UserError(
-            f"character {error.start} of the text is U+{ord(text[error.start]):04X}, half of a "
-            "surrogate pair, which UTF-8 cannot hold; take it out"
-        ) from error
-
-
 def _class_of(kind: str) -> type[Tokenizer]:
     for known, tokenizer in TOKENIZERS.items():
         if kind == known:
@@ -312,15 +261,6 @@ def _byte_level(model: models.BPE) -> hugging_face.Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
-
-
-def _byte_of_printable() -> dict[str, int]:
-    """GPT-2's spelling of bytes: printable Latin-1 as itself, the rest as U+0100 and up."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {
-        chr(0x100 + number): byte for number, byte in enumerate(others)
-    }
 
 
 def _chunks(text: str) -> Iterator[str]:

@@ -110,39 +110,51 @@ def _evaluating(decoder: Decoder) -> Iterator[None]:
 def prompt_ids(tokenizer: Tokenizer, prompt: str | None) -> tuple[list[int], str]:
     """The ids to condition on, and the text to print before the continuation.
 
-    With no prompt, or an empty one, the text begins after an id that is not printed: the end of a
-    text where the tokenizer has such an id, else a line break, else id 0.
+    A tokenizer's start of a text comes first and is not printed. With no prompt, or an empty one,
+    the text begins after that, else after the end of a text where the tokenizer has such an id,
+    else after a line break, else after id 0.
 
     Raises:
         UserError: The prompt has characters that the tokenizer does not know.
     """
     if not prompt:
         return [_start_id(tokenizer)], ""
+    start = [] if tokenizer.start_of_text is None else [tokenizer.start_of_text]
     try:
-        return [int(i) for i in tokenizer.encode(prompt)], prompt
+        return [*start, *(int(i) for i in tokenizer.encode(prompt))], prompt
     except UserError as error:  # UnknownCharacters, or half of a surrogate pair
         raise UserError(f"--prompt: {error}") from error
 
 
 def _start_id(tokenizer: Tokenizer) -> int:
-    if tokenizer.end_of_text is not None:
-        return tokenizer.end_of_text
+    for special in (tokenizer.start_of_text, tokenizer.end_of_text):
+        if special is not None:
+            return special
     return tokenizer.pieces.index(b"\n") if b"\n" in tokenizer.pieces else 0
 
 
 class TextStream:
     """Ids to text while they come: a character split over ids appears once it is complete.
 
-    The pushed and the finishing texts together equal ``tokenizer.decode`` of all ids.
+    From the start of a text, the pushed and the finishing texts together equal
+    ``tokenizer.decode`` of all ids.
+
+    Args:
+        tokenizer: Whose ids come.
+        at_start: Whether they begin a text: behind a prompt, a blank in front is a blank.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, at_start: bool = True) -> None:
         self._pieces = tokenizer.pieces
+        self._drop_space = at_start and tokenizer.leads_with_space
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, id: int) -> str:
         """The characters that ``id`` completes, maybe none."""
-        return self._utf8.decode(self._pieces[id])
+        piece = self._pieces[id]
+        if self._drop_space and piece:
+            piece, self._drop_space = piece.removeprefix(b" "), False
+        return self._utf8.decode(piece)
 
     def finish(self) -> str:
         """U+FFFD for the bytes of a character that never became whole, else nothing."""
@@ -168,7 +180,7 @@ def stream_text(
     """
     ids, text = prompt_ids(tokenizer, prompt)
     yield text
-    stream = TextStream(tokenizer)
+    stream = TextStream(tokenizer, at_start=not text)
     for chosen in generate(
         decoder,
         ids,

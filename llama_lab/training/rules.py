@@ -132,8 +132,16 @@ def settings_for(verb: str, record: Record) -> dict[str, Any]:
 
     Scoring keeps the precision of the run; which devices it trained on says nothing about those
     at hand now.
+
+    Raises:
+        UserError: ``fit`` is to resume a model that was imported.
     """
     if verb == "fit":
+        if "imported" in record.progress:
+            raise UserError(
+                f"--ckpt_path {record.path}: was imported, so there is no run to go on with; begin "
+                f"a new one from its weights with --model.init_from {record.path}"
+            )
         return dict(record.config)
     settings = record.settings
     kept = {k: v for k, v in settings.items() if k not in ("checkpoint_every", "trainer")}

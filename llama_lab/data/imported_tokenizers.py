@@ -1,0 +1,371 @@
+"""Tokenizers that come with an imported model: a ``tokenizer.json``, llama2.c's, or plain ids."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import unicodedata
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import Any, NoReturn
+
+import numpy as np
+import tokenizers as hugging_face
+
+from llama_lab.data.tokenizer import Tokenizer, UInt32Array, UnknownCharacters, refuse_surrogates
+from llama_lab.errors import UserError
+
+SHOWN_CHARACTERS = 20
+
+
+class ImportedTokenizer(Tokenizer):
+    """A tokenizer that no corpus trains: it belongs to the weights that it came with."""
+
+    @classmethod
+    def settle_vocab_size(cls, vocab_size: int | None) -> NoReturn:
+        raise UserError(
+            f"--data.tokenizer {cls.kind} is not trained: it comes with a checkpoint that "
+            "`llama-lab import` wrote; give that with --ckpt_path or --model.init_from, or set "
+            "--data.tokenizer char or bpe"
+        )
+
+    @classmethod
+    def train(cls, *, train_text: str, whole_text: str, vocab_size: int | None) -> NoReturn:
+        cls.settle_vocab_size(vocab_size)
+
+
+class HuggingFaceTokenizer(ImportedTokenizer):
+    """Any ``tokenizer.json`` whose decoder puts pieces together one by one.
+
+    That is byte-level BPE (GPT-2, LLaMA 3, Qwen), what SentencePiece models become (LLaMA 1 and 2,
+    Mistral, Gemma), and pieces that are the text itself. ``decode`` is the library's own. It shows
+    the bytes of a broken character one by one, where the pieces show them together.
+
+    Args:
+        json_text: The file's content.
+        end_of_text: Id that ends a text, as the model's config says.
+        n_ids: Ids that the model knows; ``None`` means all. Those above may only be special ones.
+
+    Attributes:
+        backend: The `tokenizers` object that does the work.
+
+    Raises:
+        UserError: The content is no ``tokenizer.json``, or its decoder is of another sort.
+    """
+
+    kind = "huggingface"
+
+    def __init__(
+        self, json_text: str, *, end_of_text: int | None = None, n_ids: int | None = None
+    ) -> None:
+        self.json_text, self.end_of_text, self.n_ids = json_text, end_of_text, n_ids
+        self.backend = _backend(json_text)
+        self.backend.no_padding()
+        self.backend.no_truncation()
+        # Text that spells a special token is text.
+        self.backend.encode_special_tokens = True
+        speller = Speller(json.loads(json_text).get("decoder"))
+        self.leads_with_space = speller.leads_with_space
+        self.pieces = self._pieces(speller)
+        self.start_of_text = self._start()
+
+    def _pieces(self, speller: Speller) -> list[bytes]:
+        added = self.backend.get_added_tokens_decoder()
+        names = {number: name for name, number in self.backend.get_vocab().items()}
+        special = {number for number, token in added.items() if token.special}
+        size = max(names, default=-1) + 1
+        if self.n_ids is not None and size > self.n_ids:
+            beyond = next((i for i in names if i >= self.n_ids and i not in special), None)
+            if beyond is not None:
+                raise UserError(
+                    f"id {beyond} of the tokenizer ({names[beyond]!r}) is not below the model's "
+                    f"vocab_size {self.n_ids}: the two belong to different models"
+                )
+            size = self.n_ids
+        pieces = [b""] * size
+        for number, name in names.items():
+            if number < size and number not in special:
+                pieces[number] = speller.spell(name)
+        return pieces
+
+    def _start(self) -> int | None:
+        """The id that the tokenizer's own template puts in front of a text, if it does."""
+        whole = self.backend.encode("a", add_special_tokens=True).ids
+        bare = self.backend.encode("a", add_special_tokens=False).ids
+        before = next(
+            (k for k in range(len(whole) + 1) if whole[k : k + len(bare)] == bare), len(whole)
+        )
+        if before > 1:
+            raise UserError(f"the tokenizer puts {before} ids in front of a text; one is the most")
+        return whole[0] if before else None
+
+    def encode(self, text: str) -> UInt32Array:
+        """Ids of ``text``, one-dimensional.
+
+        Raises:
+            UserError: See :meth:`Tokenizer.encode`; a character that the tokenizer drops or
+                changes is an unknown one. Two losses pass, for many tokenizers have them: Unicode
+                normalisation, and one blank in front of the whole text.
+        """
+        refuse_surrogates(text)
+        try:
+            encoding = self.backend.encode_batch_fast([text], add_special_tokens=False)[0]
+        except Exception as error:  # the library raises nothing narrower
+            raise UnknownCharacters(f"the model's tokenizer cannot encode this: {error}") from error
+        ids = np.array(encoding.ids, dtype=np.uint32)
+        self._require_lossless(text, self.backend.decode(ids.tolist(), skip_special_tokens=False))
+        return ids
+
+    def _require_lossless(self, text: str, back: str) -> None:
+        kept = [text, text.removeprefix(" ")] if self.leads_with_space else [text]
+        if back in kept or any(
+            back == unicodedata.normalize(form, t) for t in kept for form in ("NFC", "NFKC")
+        ):
+            return
+        pairs = zip(text, back, strict=False)
+        place = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(text), len(back)))
+        here = text[place : place + SHOWN_CHARACTERS]
+        raise UnknownCharacters(
+            f"the model's tokenizer does not keep the text from character {place} on ({here!r}, "
+            "places count from 0): it drops or changes what it has no piece for; leave that out"
+        )
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return self.backend.decode(self.known(ids), skip_special_tokens=True)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "json": self.json_text,
+            "end_of_text": self.end_of_text,
+            "n_ids": self.n_ids,
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> HuggingFaceTokenizer:
+        return cls(state["json"], end_of_text=state["end_of_text"], n_ids=state["n_ids"])
+
+
+def _backend(json_text: str) -> hugging_face.Tokenizer:
+    try:
+        return hugging_face.Tokenizer.from_str(json_text)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library panics (no Exception) on some broken files
+        reason = " ".join(str(error).split())
+        raise UserError(f"not a tokenizer that this version reads ({reason})") from error
+
+
+class Speller:
+    """The bytes that a piece's name stands for, by the steps of a ``tokenizer.json``'s decoder.
+
+    Args:
+        decoder: The file's value of ``decoder``.
+
+    Attributes:
+        leads_with_space: Whether the decoder takes away one blank in front.
+
+    Raises:
+        UserError: A step cannot be taken piece by piece.
+    """
+
+    def __init__(self, decoder: Mapping[str, Any] | None) -> None:
+        self.steps = list(_steps(decoder))
+        self.kinds = {step["type"] for step in self.steps}
+        self.leads_with_space = any(map(self._leads, self.steps))
+        for step in self.steps:
+            self._require_known(step)
+        if not self.steps:
+            raise UserError("its decoder is null, which puts a blank between any two pieces")
+
+    @staticmethod
+    def _leads(step: Mapping[str, Any]) -> bool:
+        if step["type"] == "Metaspace":
+            scheme = step.get("prepend_scheme") or (
+                "always" if step.get("add_prefix_space") else ""
+            )
+            return scheme in ("always", "first")
+        return step["type"] == "Strip"
+
+    @staticmethod
+    def _require_known(step: Mapping[str, Any]) -> None:
+        kind = step["type"]
+        known = kind in ("ByteLevel", "Metaspace", "ByteFallback", "Fuse")
+        if kind == "Strip":
+            known = (step.get("content"), step.get("start"), step.get("stop")) == (" ", 1, 0)
+        if kind == "Replace":
+            known = isinstance(step.get("pattern", {}).get("String"), str)
+        if not known:
+            raise UserError(
+                f"its decoder has the step {kind} {json.dumps(dict(step))}, which this version "
+                "does not take piece by piece; it reads byte-level and SentencePiece-like ones"
+            )
+
+    def spell(self, name: str) -> bytes:
+        """The UTF-8 bytes, maybe a part of a character, that the piece ``name`` adds to a text."""
+        if "ByteLevel" in self.kinds:
+            # The library takes a name with other characters in it as it stands; so added tokens.
+            codes = [BYTE_OF_PRINTABLE.get(character) for character in name]
+            return (
+                name.encode()
+                if None in codes
+                else bytes(code for code in codes if code is not None)
+            )
+        for step in self.steps:
+            if step["type"] == "Metaspace":
+                name = name.replace(step["replacement"], " ")
+            elif step["type"] == "Replace":
+                name = name.replace(step["pattern"]["String"], step["content"])
+        if "ByteFallback" in self.kinds and (byte := byte_of(name)) is not None:
+            return bytes([byte])
+        return name.encode()
+
+
+def _steps(decoder: Mapping[str, Any] | None) -> Iterable[Mapping[str, Any]]:
+    if decoder is None:
+        return
+    if decoder["type"] == "Sequence":
+        for step in decoder["decoders"]:
+            yield from _steps(step)
+    else:
+        yield decoder
+
+
+def byte_of(name: str) -> int | None:
+    """The byte that SentencePiece's ``<0x41>`` stands for, or ``None`` for any other name."""
+    if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
+        try:
+            return int(name[3:5], 16)
+        except ValueError:
+            return None
+    return None
+
+
+def byte_of_printable() -> dict[str, int]:
+    """GPT-2's spelling of bytes: printable Latin-1 as itself, the rest as U+0100 and up."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {
+        chr(0x100 + number): byte for number, byte in enumerate(others)
+    }
+
+
+BYTE_OF_PRINTABLE = byte_of_printable()
+
+
+class Llama2cTokenizer(ImportedTokenizer):
+    """llama2.c's pairing: a blank in front, then the adjacent pair with the best score, again.
+
+    Ids 0, 1 and 2 are unknown, begin and end; 3 … 258 are the bytes; pieces follow. A code point
+    without a piece is written as its UTF-8 bytes. Source: llama2.c's ``run.c``, ``encode``.
+
+    Args:
+        names: The pieces from id 259 on.
+        ranks: The place of each of them in the order of scores, 0 the best; equal ones share it.
+    """
+
+    kind = "llama2c"
+    start_of_text, end_of_text = 1, 2
+    leads_with_space = True
+    FIRST_BYTE, FIRST_PIECE = 3, 259
+
+    def __init__(self, names: list[str], ranks: list[int]) -> None:
+        self.names, self.ranks = names, ranks
+        self.pieces = [b""] * 3 + [bytes([b]) for b in range(256)] + [n.encode() for n in names]
+
+    @cached_property
+    def _id_of(self) -> dict[str, int]:
+        ids: dict[str, int] = {}
+        for number, name in enumerate(self.names, self.FIRST_PIECE):
+            ids.setdefault(name, number)
+        return ids
+
+    def encode(self, text: str) -> UInt32Array:
+        refuse_surrogates(text)
+        ids: list[int | None] = []
+        for character in f" {text}" if text else "":
+            number = self._id_of.get(character)
+            spelt = (
+                [self.FIRST_BYTE + b for b in character.encode()] if number is None else [number]
+            )
+            ids += spelt
+        return np.array([i for i in self._merged(ids) if i is not None], dtype=np.uint32)
+
+    def _merged(self, ids: list[int | None]) -> list[int | None]:
+        """``ids`` after every merge; ``None`` where an id went into the one before it."""
+        before = list(range(-1, len(ids) - 1))
+        after = list(range(1, len(ids) + 1))
+        waiting: list[tuple[int, int, int, int, int]] = []
+
+        def consider(left: int, right: int) -> None:
+            if left < 0 or right >= len(ids):
+                return
+            a, b = ids[left], ids[right]
+            assert a is not None
+            assert b is not None
+            if min(a, b) < self.FIRST_PIECE:
+                return
+            merged = self._id_of.get(
+                self.names[a - self.FIRST_PIECE] + self.names[b - self.FIRST_PIECE]
+            )
+            if merged is not None:
+                heapq.heappush(waiting, (self.ranks[merged - self.FIRST_PIECE], left, a, b, merged))
+
+        for left in range(len(ids) - 1):
+            consider(left, left + 1)
+        while waiting:
+            _, left, a, b, merged = heapq.heappop(waiting)
+            right = after[left]
+            if ids[left] != a or right >= len(ids) or ids[right] != b:
+                continue  # one of the two has been merged meanwhile
+            ids[left], ids[right] = merged, None
+            after[left] = after[right]
+            if after[right] < len(ids):
+                before[after[right]] = left
+            consider(before[left], left)
+            consider(left, after[left])
+        return ids
+
+    def state(self) -> dict[str, Any]:
+        return {"kind": self.kind, "names": self.names, "ranks": self.ranks}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Llama2cTokenizer:
+        return cls(list(state["names"]), list(state["ranks"]))
+
+
+class IdsTokenizer(ImportedTokenizer):
+    """Ids as decimal numbers with white space between: for a model that came without a tokenizer.
+
+    ``decode`` puts one blank between any two.
+    """
+
+    kind = "ids"
+    leads_with_space = True
+
+    def __init__(self, n_ids: int, end_of_text: int | None = None) -> None:
+        self.end_of_text = end_of_text
+        self.pieces = [b" %d" % number for number in range(n_ids)]
+
+    def encode(self, text: str) -> UInt32Array:
+        """Ids of ``text``, such as ``1 15 39``.
+
+        Raises:
+            UnknownCharacters: A word is no number below the vocabulary size.
+        """
+        words = text.split()
+        for place, word in enumerate(words):
+            if not (word.isascii() and word.isdigit() and int(word[:12]) < self.vocab_size):
+                raise UnknownCharacters(
+                    f"word {place} is {word[:SHOWN_CHARACTERS]!r}: this model came without a "
+                    "tokenizer, so its text is ids, numbers from 0 to "
+                    f"{self.vocab_size - 1} with blanks between"
+                )
+        return np.array([int(word) for word in words], dtype=np.uint32)
+
+    def state(self) -> dict[str, Any]:
+        return {"kind": self.kind, "n_ids": self.vocab_size, "end_of_text": self.end_of_text}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> IdsTokenizer:
+        return cls(state["n_ids"], state["end_of_text"])

@@ -1,0 +1,111 @@
+"""What every tokenizer is: ids for a text, and the text again."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llama_lab.errors import UserError
+
+TokenizerKind = Literal["char", "bpe", "huggingface", "llama2c", "ids"]
+UInt32Array = NDArray[np.uint32]
+
+
+class UnknownCharacters(UserError):
+    """Text holds characters that the vocabulary lacks: which, where and how many."""
+
+
+class Tokenizer(ABC):
+    """Text to ids and back.
+
+    Attributes:
+        kind: The name in :data:`TOKENIZERS`.
+        pieces: UTF-8 bytes that each id stands for, maybe a part of a character; ``b""`` for a
+            special id.
+        end_of_text: Id that ends a document, or ``None`` where there is none.
+        start_of_text: Id that a model wants to see in front of every text that it continues, or
+            ``None``. ``encode`` leaves it out.
+        leads_with_space: Whether ``encode`` puts a blank in front of a text, which ``decode`` takes
+            away again; it is in the pieces.
+    """
+
+    kind: ClassVar[TokenizerKind]
+    pieces: list[bytes]
+    end_of_text: int | None
+    start_of_text: int | None = None
+    leads_with_space: bool = False
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids, the special ones included."""
+        return len(self.pieces)
+
+    @abstractmethod
+    def encode(self, text: str) -> UInt32Array:
+        """Ids of ``text``, one-dimensional.
+
+        Raises:
+            UserError: ``text`` holds half of a surrogate pair, or an unknown character
+                (:class:`UnknownCharacters`).
+        """
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text that ``ids`` spell; bytes that form no character come out as U+FFFD.
+
+        Raises:
+            ValueError: An id is not in the vocabulary.
+        """
+        spelt = b"".join(self.pieces[number] for number in self.known(ids))
+        if self.leads_with_space:
+            spelt = spelt.removeprefix(b" ")
+        return spelt.decode("utf-8", errors="replace")
+
+    def known(self, ids: Iterable[int]) -> list[int]:
+        """``ids`` as integers.
+
+        Raises:
+            ValueError: An id is not in the vocabulary.
+        """
+        numbers = [int(number) for number in ids]
+        for number in numbers:
+            if not 0 <= number < self.vocab_size:
+                raise ValueError(f"id {number} is not below the vocabulary size {self.vocab_size}")
+        return numbers
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """All that :func:`tokenizer_from_state` needs, in strings, integers and lists only."""
+
+    @classmethod
+    @abstractmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Tokenizer:
+        """The inverse of :meth:`state`."""
+
+    @classmethod
+    @abstractmethod
+    def settle_vocab_size(cls, vocab_size: int | None) -> int | None:
+        """The vocabulary size to train for, with this kind's default put in for ``None``.
+
+        Raises:
+            UserError: The size is impossible or would do nothing.
+        """
+
+    @classmethod
+    @abstractmethod
+    def train(cls, *, train_text: str, whole_text: str, vocab_size: int | None) -> Tokenizer:
+        """A tokenizer for a corpus; ``vocab_size`` is a settled one."""
+
+
+def refuse_surrogates(text: str) -> None:
+    """Raise :class:`UserError` where ``text`` holds half of a surrogate pair."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"character {error.start} of the text is U+{ord(text[error.start]):04X}, half of a "
+            "surrogate pair, which UTF-8 cannot hold; take it out"
+        ) from error

@@ -1,0 +1,134 @@
+"""``tokenizer.json`` and ``tokenizer_config.json``, read into a tokenizer and written from any."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import tokenizers as hugging_face
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+from llama_lab.data.imported_tokenizers import (
+    HuggingFaceTokenizer,
+    IdsTokenizer,
+    Llama2cTokenizer,
+)
+from llama_lab.data.tokenizer import Tokenizer
+from llama_lab.data.tokenizers import BpeTokenizer, CharTokenizer
+from llama_lab.errors import UserError
+from llama_lab.interop.folders import write_json
+from llama_lab.interop.values import Values, read_json, read_text
+
+TOKENIZER_FILE, TOKENIZER_CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
+GENERATION_CONFIG_FILE = "generation_config.json"
+
+
+def read_tokenizer(folder: Path, config: Values, vocab_size: int) -> Tokenizer:
+    """The folder's tokenizer; where it has no ``tokenizer.json``, one that knows ids alone.
+
+    Raises:
+        UserError: The file is broken, or belongs to a model with another vocabulary.
+    """
+    end = _end_of_text(folder, config, vocab_size)
+    path = folder / TOKENIZER_FILE
+    if not path.is_file():
+        return IdsTokenizer(vocab_size, end)
+    try:
+        return HuggingFaceTokenizer(read_text(path), end_of_text=end, n_ids=vocab_size)
+    except UserError as error:
+        raise UserError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from error
+
+
+def _end_of_text(folder: Path, config: Values, vocab_size: int) -> int | None:
+    """The id that ends a text, the first of several; the generation config's goes first."""
+    path = folder / GENERATION_CONFIG_FILE
+    sources = [Values(read_json(path), f"{path}: ")] if path.is_file() else []
+    for values in (*sources, config):
+        value = values.get("eos_token_id")
+        ids = value if isinstance(value, list) else [value]
+        if not ids or ids[0] is None:
+            continue
+        if any(type(i) is not int or not 0 <= i < vocab_size for i in ids):
+            values.refuse("eos_token_id", f"must be ids below the vocabulary size {vocab_size}")
+        return int(ids[0])
+    return None
+
+
+def write_tokenizer(folder: Path, tokenizer: Tokenizer, context_length: int) -> None:
+    """Write what ``AutoTokenizer`` needs to encode as ``tokenizer`` does; nothing for plain ids.
+
+    Raises:
+        UserError: The tokenizer cannot be said in ``tokenizer.json``.
+    """
+    if isinstance(tokenizer, IdsTokenizer):
+        return
+    backend = backend_of(tokenizer)
+    text = tokenizer.json_text if isinstance(tokenizer, HuggingFaceTokenizer) else backend.to_str()
+    (folder / TOKENIZER_FILE).write_text(text, encoding="utf-8", newline="\n")
+    special = {"bos_token": tokenizer.start_of_text, "eos_token": tokenizer.end_of_text}
+    named: dict[str, Any] = {
+        name: backend.id_to_token(number) for name, number in special.items() if number is not None
+    }
+    content = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **named,
+        "model_max_length": context_length,
+        # It would take blanks out of the text.
+        "clean_up_tokenization_spaces": False,
+    }
+    write_json(folder / TOKENIZER_CONFIG_FILE, content)
+
+
+def backend_of(tokenizer: Tokenizer) -> hugging_face.Tokenizer:
+    """A tokenizer of the `tokenizers` library that encodes as ``tokenizer`` does."""
+    if isinstance(tokenizer, HuggingFaceTokenizer | BpeTokenizer):
+        return tokenizer.backend
+    if isinstance(tokenizer, CharTokenizer):
+        return _of_characters(tokenizer.characters)
+    if isinstance(tokenizer, Llama2cTokenizer):
+        return _of_llama2c(tokenizer)
+    raise UserError(f"a tokenizer of kind {tokenizer.kind} has no form in {TOKENIZER_FILE}")
+
+
+def _of_characters(characters: str) -> hugging_face.Tokenizer:
+    """A word a character; an unknown one is an error there as here, for want of an unknown word."""
+    ids = {character: number for number, character in enumerate(characters)}
+    backend = hugging_face.Tokenizer(models.WordLevel(vocab=ids, unk_token="<unk>"))
+    every_character = hugging_face.Regex(r"[\s\S]")
+    backend.pre_tokenizer = pre_tokenizers.Split(every_character, behavior="isolated")
+    backend.decoder = decoders.Fuse()
+    return backend
+
+
+def _of_llama2c(tokenizer: Llama2cTokenizer) -> hugging_face.Tokenizer:
+    """The same pieces as BPE: every pair that spells a piece may merge, the best piece first."""
+    special = ["<unk>", "<s>", "</s>"]
+    names = [name.replace(" ", "▁") for name in tokenizer.names]
+    vocabulary = [*special, *(f"<0x{byte:02X}>" for byte in range(256)), *names]
+    ids = {name: number for number, name in enumerate(vocabulary)}
+    order = sorted(range(len(names)), key=tokenizer.ranks.__getitem__)
+    merges = [
+        (names[k][:cut], names[k][cut:])
+        for k in order
+        for cut in range(1, len(names[k]))
+        if names[k][:cut] in ids and names[k][cut:] in ids
+    ]
+    backend = hugging_face.Tokenizer(
+        models.BPE(vocab=ids, merges=merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    )
+    backend.add_special_tokens(special)
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", tokenizer.start_of_text)]
+    )
+    backend.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return backend

@@ -1,0 +1,132 @@
+"""Values out of a foreign ``config.json``: each is checked before it is used."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from llama_lab.errors import UserError
+from llama_lab.model.settings import is_number, shown
+
+LARGEST_JSON = 1 << 28  # bytes: the largest tokenizer.json about is a seventh of it
+# The largest size of any one thing; a file that claims more is wrong, and costs time to disprove.
+LARGEST = 1 << 24
+LARGEST_COUNT = 1 << 16  # of layers, heads, or a head's width
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file that holds an object.
+
+    Raises:
+        UserError: It is missing, too large, or anything else.
+    """
+    try:
+        content = json.loads(read_text(path), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not a JSON file ({error})") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: must hold a JSON object, not {type(content).__name__}")
+    return content
+
+
+def read_text(path: Path) -> str:
+    """A UTF-8 file of bearable size."""
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    size = path.stat().st_size
+    if size > LARGEST_JSON:
+        raise UserError(f"{path}: {size:,} bytes are too many for such a file")
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read as UTF-8 text ({error})") from error
+
+
+def _refuse_constant(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no number")
+
+
+class Values:
+    """A foreign config's values, by key; ``null`` counts as absent.
+
+    Every method raises :class:`UserError` where the value is not what it asks for.
+
+    Args:
+        content: Values by key.
+        where: What the errors begin with, such as ``folder/config.json: rope_parameters.``.
+    """
+
+    REQUIRED: Any = object()
+
+    def __init__(self, content: Mapping[str, Any], where: str) -> None:
+        self.content, self.where = content, where
+
+    def get(self, key: str) -> Any:
+        """The value as it stands, ``None`` where it is absent."""
+        return self.content.get(key)
+
+    def refuse(self, key: str, remedy: str) -> NoReturn:
+        """Say what is wrong with the value of ``key``."""
+        value = shown(self.content.get(key))
+        raise UserError(f"{self.where}{key} {value[:80]}: {remedy}")
+
+    def whole(self, key: str, default: Any = REQUIRED, *, most: int = LARGEST) -> Any:
+        """A whole number from 1 to ``most``."""
+        value = self._value(key, default)
+        if value is default:
+            return value
+        if not (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most):
+            self.refuse(key, f"must be a whole number from 1 to {most:,}")
+        return value
+
+    def number(self, key: str, default: Any = REQUIRED) -> Any:
+        """A finite number above 0."""
+        value = self._value(key, default)
+        if value is default:
+            return value
+        if not (is_number(value) and value > 0 and math.isfinite(value)):
+            self.refuse(key, "must be a finite number above 0")
+        return float(value)
+
+    def switch(self, key: str, default: Any = REQUIRED) -> Any:
+        """True or false."""
+        value = self._value(key, default)
+        if value is not default and not isinstance(value, bool):
+            self.refuse(key, "must be true or false")
+        return value
+
+    def word(self, key: str, words: Mapping[str, str], default: Any = REQUIRED) -> str:
+        """What ``words`` make of the value, which must be one of them."""
+        value = self._value(key, default)
+        if not isinstance(value, str) or value not in words:
+            self.refuse(key, f"this version reads {', '.join(words)}")
+        return words[value]
+
+    def items(self, key: str, kinds: tuple[Any, ...], length: int) -> list[Any] | None:
+        """A list of ``length`` values out of ``kinds``, or ``None`` where it is absent."""
+        value = self.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) < length or any(v not in kinds for v in value):
+            self.refuse(key, f"must be a list of {length} out of {', '.join(map(str, kinds))}")
+        return value[:length]
+
+    def group(self, key: str) -> Values | None:
+        """The values under ``key``, or ``None`` where it is absent."""
+        value = self.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            self.refuse(key, "must be an object")
+        return Values(value, f"{self.where}{key}.")
+
+    def _value(self, key: str, default: Any) -> Any:
+        value = self.get(key)
+        if value is not None:
+            return value
+        if default is self.REQUIRED:
+            raise UserError(f"{self.where}{key} is missing")
+        return default

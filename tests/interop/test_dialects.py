@@ -1,0 +1,207 @@
+"""What the keys of a config stand for, in the old dialect and the new, without any weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from llama_lab.errors import UserError
+from llama_lab.interop.families import FAMILIES
+from llama_lab.interop.parts import differing, layer_windows, settled, windows
+from llama_lab.interop.values import Values
+
+LLAMA = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+GPT2 = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+
+
+def read(family: str, **keys: Any) -> dict[str, Any]:
+    sizes = GPT2 if family == "gpt2" else {**LLAMA, "max_position_embeddings": 8192}
+    return settled(FAMILIES[family].read(Values({**sizes, **keys}, "config.json: ")))
+
+
+def written(family: str, parts: dict[str, Any]) -> dict[str, Any]:
+    return FAMILIES[family].write(parts)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_a_family_writes_it_reads_again(family: str) -> None:
+    parts = read(family)
+    keys = written(family, parts)
+    assert not differing(settled(FAMILIES[family].read(Values(keys, ""))), parts)
+    assert keys["model_type"] == family
+    assert keys["architectures"] == [FAMILIES[family].architecture]
+
+
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+LLAMA3_PARTS = {
+    "position.rope_scaling.kind": "llama3",
+    "position.rope_scaling.factor": 8.0,
+    "position.rope_scaling.low_freq_factor": 1.0,
+    "position.rope_scaling.high_freq_factor": 4.0,
+    "position.rope_scaling.original_context_length": 32,
+}
+
+
+@pytest.mark.parametrize(
+    ("keys", "theta", "scaling"),
+    [
+        ({}, 10000.0, {}),
+        ({"rope_theta": 5e5}, 5e5, {}),
+        ({"rope_theta": 5e5, "rope_scaling": None}, 5e5, {}),
+        ({"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}, 5e5, {}),
+        ({"rope_theta": 5e5, "rope_parameters": {"rope_theta": 5e5}}, 5e5, {}),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2}},
+            10000.0,
+            {"position.rope_scaling.kind": "linear", "position.rope_scaling.factor": 2.0},
+        ),
+        (
+            {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", **LLAMA3}},
+            5e5,
+            LLAMA3_PARTS,
+        ),
+        (
+            {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}},
+            5e5,
+            LLAMA3_PARTS,
+        ),
+    ],
+)
+def test_both_dialects_of_rope_say_the_same(keys, theta, scaling) -> None:
+    parts = read("llama", **keys)
+    assert parts["position.rope_theta"] == theta
+    assert {k: v for k, v in parts.items() if "rope_scaling" in k} == scaling
+    # What is written is found in either dialect alone.
+    out = written("llama", parts)
+    old = {k: v for k, v in out.items() if k != "rope_parameters"}
+    new = {k: v for k, v in out.items() if k not in ("rope_theta", "rope_scaling")}
+    for config in (old, new):
+        assert not differing(settled(FAMILIES["llama"].read(Values(config, ""))), parts)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        (
+            {"rope_theta": 2.0, "rope_parameters": {"rope_theta": 3.0}},
+            "rope_theta 2.0: contradicts",
+        ),
+        (
+            {
+                "rope_scaling": {"type": "linear", "factor": 2.0},
+                "rope_parameters": {"rope_type": "linear", "factor": 3.0},
+            },
+            "contradicts rope_parameters",
+        ),
+        ({"rope_scaling": {"type": "yarn", "factor": 2.0, "mscale": 0.7}}, "rope_scaling.mscale"),
+        ({"rope_scaling": {"type": "su"}}, "rope_scaling.type su"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 3.0}}}, "one kind of rope"),
+    ],
+)
+def test_rope_that_contradicts_itself_or_is_unknown_is_refused(keys, words) -> None:
+    with pytest.raises(UserError, match=words):
+        read("llama", **keys)
+
+
+def test_gemma_has_a_base_for_each_kind_of_layer_in_both_dialects() -> None:
+    head = {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window_pattern": 2}
+    full, local = {"rope_theta": 5e5}, {"rope_theta": 3e4, "rope_type": "default"}
+    new = read(
+        "gemma3_text",
+        **head,
+        rope_parameters={"full_attention": full, "sliding_attention": local},
+    )
+    old = read("gemma3_text", **head, rope_theta=5e5, rope_local_base_freq=3e4)
+    assert new == old
+    assert (new["position.rope_theta"], new["position.rope_local_theta"]) == (5e5, 3e4)
+    with pytest.raises(UserError, match="query_pre_attn_scalar 24"):
+        read("gemma3_text", head_dim=8, query_pre_attn_scalar=24)
+
+
+@pytest.mark.parametrize(
+    ("family", "keys", "layers", "window"),
+    [
+        ("mistral", {}, "LLLL", 4096),
+        ("mistral", {"sliding_window": 16}, "LLLL", 16),
+        ("mistral", {"sliding_window": None}, "GGGG", None),
+        ("mistral", {"sliding_window": 8192}, "GGGG", None),
+        ("qwen2", {}, "GGGG", None),
+        ("qwen2", {"sliding_window": 16, "use_sliding_window": False}, "GGGG", None),
+        ("qwen2", {"use_sliding_window": True, "max_window_layers": 3}, "GGGL", 4096),
+        (
+            "qwen3",
+            {
+                "use_sliding_window": True,
+                "sliding_window": 8,
+                "layer_types": ["full_attention", "sliding_attention"] * 2,
+            },
+            "GLGL",
+            8,
+        ),
+        ("gemma3_text", {"head_dim": 256, "sliding_window_pattern": 2}, "LGLG", 4096),
+        ("smollm3", {}, "GGGG", None),
+        ("smollm3", {"use_sliding_window": True, "sliding_window": 8}, "GGGL", 8),
+    ],
+)
+def test_windows_are_found_by_layer(family, keys, layers, window) -> None:
+    parts = read(family, **keys)
+    assert layer_windows(parts) == layers
+    assert parts.get("attention.window") == window
+
+
+@pytest.mark.parametrize(
+    ("layers", "pattern"),
+    [("LLLL", None), ("LGLG", "LG"), ("LLGLL", "LLG"), ("GGGL", "GGGL"), ("LGG", "LGG")],
+)
+def test_a_pattern_is_as_short_as_can_be(layers, pattern) -> None:
+    assert windows(layers, 8) == {"attention.window": 8, "attention.window_pattern": pattern}
+
+
+@pytest.mark.parametrize(
+    ("keys", "every"),
+    [
+        ({}, 4),
+        ({"no_rope_layer_interval": 2}, 2),
+        ({"no_rope_layer_interval": 9}, None),
+        ({"no_rope_layers": [1, 1, 0, 1]}, 3),
+        ({"no_rope_layers": [1, 1, 1, 1]}, None),
+    ],
+)
+def test_layers_without_a_place_are_every_nth(keys, every) -> None:
+    assert read("smollm3", **keys).get("position.nope_every") == every
+
+
+@pytest.mark.parametrize("flags", [[0, 1, 1, 1], [1, 0, 0, 1], [1, 1], [1, 1, 1, 2], "1111"])
+def test_layers_without_a_place_that_have_no_rule_are_refused(flags) -> None:
+    with pytest.raises(UserError, match="no_rope_layers"):
+        read("smollm3", no_rope_layers=flags)
+
+
+def test_a_width_of_heads_that_divides_the_model_is_no_setting() -> None:
+    assert read("llama", head_dim=8)["attention.head_dim"] is None
+    assert read("llama", head_dim=16)["attention.head_dim"] == 16
+    assert read("qwen3")["attention.head_dim"] == 128
+    assert "head_dim" not in written("qwen2", read("qwen2"))
+    assert written("llama", read("llama"))["head_dim"] == 8
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("scale_attn_weights", False), ("add_cross_attention", True), ("add_cross_attention", 1)],
+)
+def test_a_variant_of_gpt2_that_is_not_known_is_refused(key, value) -> None:
+    with pytest.raises(UserError, match=key):
+        read("gpt2", **{key: value})
