@@ -57,6 +57,29 @@ def find_config(name: str) -> Path:
     )
 
 
+def find_decoder(name: str, beside: Path | None = None) -> Path:
+    """The decoder file that a preset's name stands for.
+
+    Args:
+        name: A path, or the name of a file in a folder ``decoders/`` of the configs.
+        beside: Folder to look in first: that of the config which names it.
+
+    Raises:
+        UserError: Nothing is found; the message lists the presets.
+    """
+    folders = [Path("configs") / "decoders", SHIPPED / "decoders"]
+    for folder in ([beside] if beside else []) + [Path(), *folders]:
+        for candidate in (folder / name, folder / f"{name}.yaml"):
+            if candidate.is_file():
+                return candidate
+    known = sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
+    guess = nearest(name, known)
+    hint = f"; did you mean {guess}?" if guess else ""
+    raise UserError(
+        f"--model.decoder {name}: no such preset or file; presets: {', '.join(known)}{hint}"
+    )
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """The settings in a YAML file.
 

@@ -1,61 +1,99 @@
-"""The order in which settings win: config files, then the environment, then the command line."""
+"""The order in which settings win: configs, presets, the environment, the command line."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
-from llama_lab.configs import find_config, nearest, read_yaml
+from llama_lab.configs import find_config, find_decoder, nearest, read_yaml
 from llama_lab.errors import UserError
+from llama_lab.model.decoder import DecoderConfig
 
 PREFIX = "LLAMA_LAB_"
 # Read by the program and its tests themselves; no settings of a run.
 NOT_SETTINGS = frozenset({"DEBUG", "TEST_DATA"})
 # Settings of `fit` that the other verbs have no use for.
 FIT_ALONE = ("--checkpoint_every",)
-CONFIG_FLAGS = ("--config", "-c")
+DECODER_FLAG = "--model.decoder"
 
 
-def arrange(parser: Any, args: list[str] | None) -> list[str]:
-    """The arguments with their config files first, found by name, and the environment behind them.
+class Arranged(NamedTuple):
+    """Arguments in the order in which they win, the last most.
 
-    ``LLAMA_LAB_MODEL__DECODER__DIM=64`` in the environment is ``--model.decoder.dim 64``.
+    Attributes:
+        args: Configs, then presets of the command line, then the environment, then the rest.
+        name: Name of the first config file, without folder and ending.
+    """
+
+    args: list[str]
+    name: str | None
+
+
+def arrange(parser: Any, args: list[str] | None) -> Arranged:
+    """Put the arguments in order, with config files and presets found by name.
+
+    ``LLAMA_LAB_MODEL__DECODER__DIM=64`` in the environment is ``--model.decoder.dim 64``. A preset
+    (``--model.decoder NAME_OR_FILE``) is a whole decoder: it replaces what configs say of one, and
+    single flags change it wherever they stand.
 
     Raises:
-        UserError: A config is not found, or a variable names no setting.
+        UserError: A config or preset is not found, or a variable names no setting.
     """
-    configs: list[str] = []
+    taken: dict[str, list[str]] = {"--config": [], DECODER_FLAG: []}
     rest: list[str] = []
-    pending = list(args or [])
+    pending = [*from_environment(parser), *(args or [])]
     while pending:
         word = pending.pop(0)
         flag, equals, value = word.partition("=")
-        if flag not in CONFIG_FLAGS:
+        flag = "--config" if flag == "-c" else flag
+        if flag not in taken:
             rest.append(word)
         elif equals:
-            configs.append(value)
+            taken[flag].append(value)
         elif pending:
-            configs.append(pending.pop(0))
+            taken[flag].append(pending.pop(0))
         else:
-            raise UserError(f"{flag}: its value is missing; name a config file")
-    found = [_config(parser, config) for config in configs]
-    return [*found, *from_environment(parser), *rest]
+            raise UserError(f"{flag}: its value is missing; give a name or a file")
+    paths = [config if is_inline(config) else find_config(config) for config in taken["--config"]]
+    configs = [f"--config={yaml.safe_dump(_content(parser, path))}" for path in paths]
+    presets = [f"{DECODER_FLAG}={whole_decoder(value)}" for value in taken[DECODER_FLAG]]
+    names = [path.stem for path in paths if isinstance(path, Path)]
+    return Arranged([*configs, *presets, *rest], names[0] if names else None)
 
 
-def _config(parser: Any, config: str) -> str:
-    """The argument for a config, which is a name, a path, or settings as text."""
-    path = config if is_inline(config) else str(find_config(config))
-    content = yaml.safe_load(config) if is_inline(config) else read_yaml(Path(path))
+def _content(parser: Any, config: str | Path) -> dict[str, Any]:
+    """The settings of a config, with the preset that it names in the place of the name."""
+    content = read_yaml(config) if isinstance(config, Path) else yaml.safe_load(config)
     flags = [flag for flag in parser._option_string_actions if not flag.endswith(".help")]
     for name, value in flatten(content).items():
         # Null in the place of a group would take away the defaults of all that is in it.
         if value is None and any(flag.startswith(f"--{name}.") for flag in flags):
-            raise UserError(f"{path}: {name} is null, but it is a group of settings; leave it out")
-    return f"--config={path}"
+            raise UserError(f"{config}: {name} is null, but a group of settings; leave it out")
+    model = content.get("model")
+    if isinstance(model, Mapping) and isinstance(model.get("decoder"), str):
+        beside = config.parent if isinstance(config, Path) else None
+        decoder = json.loads(whole_decoder(model["decoder"], beside))
+        return {**content, "model": {**model, "decoder": decoder}}
+    return content
+
+
+def whole_decoder(name: str, beside: Path | None = None) -> str:
+    """Every setting of the decoder that a preset, a file or inline text describes, as JSON.
+
+    Args:
+        name: Name of a preset, path of a decoder file, or settings as text.
+        beside: Folder of the config that names it.
+    """
+    text = is_inline(name)
+    settings = yaml.safe_load(name) if text else read_yaml(find_decoder(name, beside))
+    # Text changes single settings, as flags do; only a file stands for a whole decoder.
+    return json.dumps(settings if text else asdict(DecoderConfig.from_dict(settings)))
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -86,20 +124,12 @@ def from_environment(parser: Any) -> list[str]:
         flag = "--" + name.lower().replace("__", ".")
         if flag in FIT_ALONE and flag not in flags:
             continue
-        if flag not in flags or flag in CONFIG_FLAGS:
+        if flag not in flags or flag == "--config":
             guess = nearest(flag, flags)
             hint = f"; the nearest is {guess}" if guess else ""
             raise UserError(f"environment variable {variable}: no setting {flag}{hint}; unset it")
         arguments.append(f"{flag}={value}")
     return arguments
-
-
-def first_config_stem(arranged: list[str]) -> str | None:
-    """The name of the first config file, without folder and ending."""
-    for word in arranged:
-        if word.startswith("--config=") and not is_inline(word.removeprefix("--config=")):
-            return Path(word.removeprefix("--config=")).stem
-    return None
 
 
 def without_print_config(args: list[str]) -> list[str]:

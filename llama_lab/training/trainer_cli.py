@@ -34,7 +34,6 @@ from llama_lab.parsing import readable
 from llama_lab.training import rules
 from llama_lab.training.arguments import (
     arrange,
-    first_config_stem,
     flatten,
     without_print_config,
 )
@@ -136,10 +135,10 @@ class LabCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse twice: what was said explicitly, then that on top of what the checkpoint says."""
-        ordered = arrange(parser, args)
+        ordered, config_name = arrange(parser, args)
         said = parser.parse_args(without_print_config(ordered), defaults=False)
         explicit = flatten(said.as_dict())
-        said_name = explicit.get("name") or first_config_stem(ordered)
+        said_name = explicit.get("name") or config_name
         name = said_name
         name = name or DEFAULT_RUN_NAME
         base: dict[str, Any] = {"name": check_run_name(name)}

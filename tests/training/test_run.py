@@ -6,6 +6,7 @@ import json
 import math
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -124,6 +125,34 @@ def test_printed_config_runs_the_same_run(lab: Lab) -> None:
     assert equal_weights(runs[0], runs[1])
     assert equal_weights(runs[0], runs[2])
     assert yaml.safe_load(saved.read_text())["model"]["decoder"]["norm"]["kind"] == "layernorm"
+
+
+def decoder_of(printed: str) -> dict[str, Any]:
+    return yaml.safe_load(printed)["model"]["decoder"]
+
+
+def test_a_preset_is_a_whole_decoder_and_single_flags_change_it(lab: Lab) -> None:
+    preset = ["--model.decoder", "gpt2"]
+    argv = ["--model.decoder.n_layers=3", "--config=llama.yaml", *preset, "--print_config"]
+    decoder = decoder_of(lab("fit", *argv).out)
+    assert (decoder["n_layers"], decoder["dim"], decoder["vocab_size"]) == (3, 768, 50257)
+    # Nothing of the config's own decoder is left.
+    assert decoder["attention"]["n_kv_heads"] is None
+    assert decoder["position"]["kind"] == "learned"
+    (lab.folder / "mine.yaml").write_text("model: {decoder: mini-2017, optimizer: {lr: 0.5}}\n")
+    decoder = decoder_of(lab("fit", "--config=mine.yaml", "--print_config").out)
+    assert decoder["norm"]["placement"] == "post"
+    assert "did you mean gpt2?" in lab.refused("fit", "--model.decoder", "gpt3")
+
+
+def test_a_decoder_file_is_found_beside_the_config_that_names_it(lab: Lab) -> None:
+    (lab.folder / "sub").mkdir()
+    (lab.folder / "sub" / "small.yaml").write_text("dim: 16\nn_layers: 1\ncontext_length: 16\n")
+    (lab.folder / "sub" / "mine.yaml").write_text("model: {decoder: small.yaml}\n")
+    argv = [flag for flag in flags(name=...) if "model.decoder" not in flag]
+    assert lab("fit", "--config=sub/mine.yaml", *argv).code == 0
+    assert lab("fit", "--ckpt_path=last", "--trainer.max_steps=14").code == 0
+    assert "14" in (lab.run(0, "mine") / "metrics.csv").read_text()
 
 
 def test_command_line_beats_environment_beats_configs_in_order(
