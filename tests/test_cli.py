@@ -95,5 +95,5 @@ def test_every_setting_of_fit_is_a_documented_flag(
         words = text.split("(type:")[0].split()
         assert len(words) >= 4, f"--{flag} has no documentation"
     text = " ".join(" ".join(entries).split())
-    for choices in ("{layernorm,rmsnorm}", "{pre,post}", "{learned,sinusoidal,rope,none}"):
+    for choices in ("{layernorm,rmsnorm}", "{pre,post}", "{learned,sinusoidal,rope,alibi,none}"):
         assert choices in text
