@@ -99,5 +99,9 @@ def test_every_setting_of_fit_is_a_documented_flag(
     assert "max_epochs" not in text
     assert "--trainer.val_check_interval VAL_CHECK_INTERVAL Optimiser steps" in text
     text = " ".join(" ".join(entries).split())
-    for choices in ("{layernorm,rmsnorm}", "{pre,post}", "{learned,sinusoidal,rope,alibi,none}"):
+    for choices in (
+        "{layernorm,rmsnorm,rmsnorm_offset,rmsnorm_plain,dyt}",
+        "{pre,post,sandwich,reordered,parallel}",
+        "{learned,sinusoidal,rope,alibi,none}",
+    ):
         assert choices in text

@@ -206,9 +206,11 @@ class TabledPosition(Position):
         # MPS has no float64, and arange on `meta` imports sympy, which takes seconds. A table born
         # in inference mode could not be trained with afterwards.
         source = torch.device("cpu") if device.type in ("mps", "meta") else device
+        made = 1 if device.type == "meta" else n_places  # there, only its shape is of use
         with torch.inference_mode(False), torch.no_grad():
-            places = torch.arange(n_places, dtype=torch.float64, device=source)
-            self.table = self.make(places).float().to(device)
+            places = torch.arange(made, dtype=torch.float64, device=source)
+            table = self.make(places).float().to(device)
+            self.table = table.expand(*table.shape[:-2], n_places, -1) if made < n_places else table
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "TabledPosition":
         # Made where the model goes, before its first forward there, so that a compiled forward

@@ -275,7 +275,7 @@ class LayerPositions(nn.Module):
         attention = POSITIONS[config.kind].attention
         self.of_kind: dict[LayerKind, Position] = {
             kind: (attention if kind.has_position else tell_nothing)(config, sizes, kind)
-            for kind in kinds
+            for kind in dict.fromkeys(kinds)
         }
         self.modules_of_kinds = nn.ModuleList(self.of_kind.values())
 
