@@ -132,16 +132,8 @@ def settings_for(verb: str, record: Record) -> dict[str, Any]:
 
     Scoring keeps the precision of the run; which devices it trained on says nothing about those
     at hand now.
-
-    Raises:
-        UserError: ``fit`` is to resume a model that was imported.
     """
     if verb == "fit":
-        if "imported" in record.progress:
-            raise UserError(
-                f"--ckpt_path {record.path}: was imported, so there is no run to go on with; begin "
-                f"a new one from its weights with --model.init_from {record.path}"
-            )
         return dict(record.config)
     settings = record.settings
     kept = {k: v for k, v in settings.items() if k not in ("checkpoint_every", "trainer")}
@@ -173,7 +165,7 @@ def refuse_contradictions(use: str, record: Record, explicit: Mapping[str, Any])
     if use == "fit" and not record.resumable:
         raise UserError(
             f"checkpoint {record.path} lacks what a run needs to go on (its settings, optimiser or "
-            "loops); begin a new run from its weights with --model.init_from"
+            f"loops); begin a new run from its weights with --model.init_from {record.path}"
         )
     differing = [
         f"--{name} is {shown(saved.get(name))} there and {shown(value)} here"

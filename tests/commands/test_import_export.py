@@ -88,7 +88,7 @@ def test_fit_goes_on_with_its_weights_and_then_with_its_own_run(imported, capsys
     line = refused(*fit, "--model.init_from", "in.ckpt", "--model.decoder.dim", "32")
     assert "--model.decoder.dim is 16 there and 32 here" in line
     line = refused("fit", "--ckpt_path", "in.ckpt")
-    assert "was imported" in line
+    assert "in.ckpt lacks what a run needs to go on" in line
     assert "--model.init_from in.ckpt" in line
 
 
