@@ -138,13 +138,11 @@ class LabCLI(LightningCLI):
         ordered, config_name = arrange(parser, args)
         said = parser.parse_args(without_print_config(ordered), defaults=False)
         explicit = flatten(said.as_dict())
-        said_name = explicit.get("name") or config_name
-        name = said_name
-        name = name or DEFAULT_RUN_NAME
-        base: dict[str, Any] = {"name": check_run_name(name)}
+        name = explicit.get("name") or config_name
+        base: dict[str, Any] = {"name": check_run_name(name or DEFAULT_RUN_NAME)}
         if self.verb != "fit":
             rules.refuse_idle_to_score(self.verb, args)
-        path = self._checkpoint(explicit, said_name)
+        path = self._checkpoint(explicit, name)
         if path is not None:
             self.record = read_record(path)
             check_architecture(self.record)
@@ -163,7 +161,6 @@ class LabCLI(LightningCLI):
         rules.refuse_null(self.config.as_dict(), flatten(parser.get_defaults().as_dict()))
         dumped = parser.dump(self.config, skip_none=False, format="yaml")
         self.settings = rules.saved_settings(yaml.safe_load(dumped))
-        # Here and not in a later hook: LightningCLI is about to turn a seed of true into a number.
         rules.check_run(self.verb, self.config, self.record if self.resumes else None)
 
     def _checkpoint(self, explicit: dict[str, Any], name: str | None) -> Path | None:
