@@ -7,6 +7,7 @@ import json
 import math
 import platform
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -78,9 +79,20 @@ class Receipt(Callback):
 
     def _save(self, module: LanguageModel) -> None:
         if module.run.folder is not None:
-            text = json.dumps(self.contents, indent=2, ensure_ascii=False) + "\n"
-            path = module.run.folder / "receipt.json"
-            write_atomically(path, lambda file: file.write(text.encode()))
+            _write_json(module.run.folder / "receipt.json", self.contents)
+
+
+def mark_finished(folder: Path) -> None:
+    """State that a run is at its end, where a kill came between its last checkpoint and that."""
+    path = folder / "receipt.json"
+    contents = json.loads(path.read_text(encoding="utf-8"))
+    if contents["state"] != "finished":
+        _write_json(path, {**contents, "state": "finished"})
+
+
+def _write_json(path: Path, contents: dict[str, Any]) -> None:
+    text = json.dumps(contents, indent=2, ensure_ascii=False) + "\n"
+    write_atomically(path, lambda file: file.write(text.encode()))
 
 
 def describe_device(trainer: Trainer) -> dict[str, Any]:

@@ -307,9 +307,9 @@ def _check_budget(config: Any, record: Record | None) -> None:
     if record is not None:
         before = record.config["trainer"]["max_steps"]
         _require(
-            record.step < steps,
-            f"checkpoint {record.path} is at step {record.step:,} already and --trainer.max_steps "
-            f"is {steps:,}: nothing is left to train; raise --trainer.max_steps",
+            record.step <= steps,
+            f"checkpoint {record.path} is at step {record.step:,}, beyond --trainer.max_steps "
+            f"{steps:,}; raise it",
         )
         if steps != before:
             print(

@@ -41,7 +41,7 @@ from llama_lab.training.callbacks import StepMetrics, StepSeeds, ValidationRecor
 from llama_lab.training.checkpointing import AtomicCheckpointIO, RunCheckpoints
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.progress import RunProgress, closing
-from llama_lab.training.receipts import Receipt
+from llama_lab.training.receipts import Receipt, mark_finished
 from llama_lab.training.records import RunFolder
 from llama_lab.training.stopping import StopSignals, signals_end_the_command
 
@@ -232,7 +232,16 @@ class LabCLI(LightningCLI):
     # ---- the verbs ---------------------------------------------------------------------------
 
     def fit(self) -> None:
-        """Train; afterwards say how it went."""
+        """Train; afterwards say how it went. A run that is at its end already is left as it is."""
+        steps = self.config["trainer.max_steps"]
+        if self.resumes and self.record is not None and self.record.step == steps:
+            if folder := run_folder_of(self.record.path):
+                mark_finished(folder)
+            print(
+                f"{self.record.path} is at step {steps:,} of {steps:,}: nothing is left to train; "
+                "to go on, raise --trainer.max_steps"
+            )
+            return
         self._check_logs_writable()
         self._run(self.trainer.fit)
         if self.trainer.is_global_zero:

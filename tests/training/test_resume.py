@@ -155,9 +155,20 @@ def test_resuming_on_another_text_is_refused(lab: Lab) -> None:
     assert "differ" in line
 
 
-def test_nothing_left_to_train_is_said(lab: Lab) -> None:
+def test_a_finished_run_that_is_resumed_is_left_as_it_is(lab: Lab) -> None:
     lab.fit()
-    assert "--trainer.max_steps" in lab.refused("fit", "--ckpt_path", "last")
+    receipt = lab.run() / "receipt.json"
+    finished = receipt.read_text()
+    # As a kill leaves it that comes between the last checkpoint and the last receipt.
+    receipt.write_text(finished.replace('"finished"', '"running"'))
+    before = {f: f.read_bytes() for f in lab.run().rglob("*") if f.is_file() and f != receipt}
+    again = lab("fit", *flags(), "--ckpt_path", "last")
+    assert again.code == 0, again.err
+    assert "nothing is left to train" in again.out
+    assert receipt.read_text() == finished
+    assert before == {f: f.read_bytes() for f in before}
+    line = lab.refused("fit", "--ckpt_path", "last", "--trainer.max_steps", "5")
+    assert "--trainer.max_steps 5" in line
 
 
 def test_last_without_a_run_is_an_error_and_not_a_fresh_start(lab: Lab) -> None:
