@@ -42,13 +42,13 @@ def main(argv: list[str], prog: str) -> int:
     options, source, config = _read_arguments(argv, prog)
     from llama_lab.model.accounting import count_parameters
 
+    probed = _probe(options.NAME_OR_FILE, source, config) if options.probe else None
     if config.vocab_size is None:
         raise UserError(
             f"{DECODER_FLAG}.vocab_size null: the vocabulary comes from a tokenizer, which is not "
             f"known here; give {DECODER_FLAG}.vocab_size N"
         )
     count = count_parameters(config)
-    probed = _probe(options.NAME_OR_FILE, source, config) if options.probe else None
     shown = Described(options.NAME_OR_FILE, config, source.fault, count, probed)
     if options.format == "json":
         _print_json(shown)
