@@ -217,6 +217,6 @@ def test_a_fault_of_the_future_is_said_in_json_and_table(write_run, capsys):
     assert content["causal"] is False
     assert content["max_difference"] > 1e-4
     assert call(str(path), "--probe", "true") == 0
-    table = capsys.readouterr().out
+    table = " ".join(capsys.readouterr().out.split())
     assert "--model.fault no_causal_mask" in table
     assert "causal: false" in table
