@@ -40,6 +40,7 @@ class Record:
         weights: The decoder's tensors by logical name.
         step: Optimiser steps taken.
         resumable: Whether it holds all that a run needs to go on.
+        fault: The mistake that was planted in the decoder, if any.
     """
 
     path: Path
@@ -50,6 +51,7 @@ class Record:
     weights: dict[str, torch.Tensor]
     step: int
     resumable: bool
+    fault: str | None = None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -57,7 +59,7 @@ class Record:
         if self.config:
             return self.config
         return {
-            "model": {"decoder": self.decoder},
+            "model": {"decoder": self.decoder, "fault": self.fault},
             "data": {"tokenizer": self.tokenizer["kind"], "vocab_size": None},
         }
 
@@ -134,6 +136,7 @@ def read_record(path: str | Path) -> Record:
         weights=weights,
         step=int(contents["global_step"]),
         resumable=bool(own["config"]) and all(key in contents for key in TRAINING_KEYS),
+        fault=own.get("fault"),
     )
 
 
@@ -169,6 +172,7 @@ def own_part(
     tokenizer: Mapping[str, Any],
     config: Mapping[str, Any],
     progress: Mapping[str, Any],
+    fault: str | None = None,
 ) -> dict[str, Any]:
     """The value of the key ``llama_lab``."""
     from llama_lab import __version__
@@ -177,6 +181,7 @@ def own_part(
         "format": FORMAT,
         "version": __version__,
         "decoder": dict(decoder),
+        "fault": fault,
         "tokenizer": dict(tokenizer),
         "config": dict(config),
         "progress": dict(progress),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -15,12 +16,16 @@ from llama_lab.errors import UserError
 from llama_lab.parsing import Parser
 
 if TYPE_CHECKING:
+    from jsonargparse import Namespace
+
     from llama_lab.model.accounting import ParameterCount
+    from llama_lab.model.causality import Causality
     from llama_lab.model.decoder import DecoderConfig
 
 DESCRIPTION = (
     "Counts a decoder's parameters, part by part, without allocating its weights. "
-    "JSON output: name, decoder (every setting), parameters.total, parameters.by_part."
+    "JSON output: name, decoder (every setting), fault, parameters.total, parameters.by_part, and "
+    "of a probe causal and max_difference."
 )
 DECODER_FLAG = "--model.decoder"
 # Top-level keys of a whole config; a file with none of them is a bare decoder file.
@@ -34,19 +39,21 @@ def main(argv: list[str], prog: str) -> int:
         UserError: A name, a file or a flag is refused.
         SettingError: The decoder's settings are refused.
     """
-    name, output_format, config = _read_arguments(argv, prog)
+    options, source, config = _read_arguments(argv, prog)
     from llama_lab.model.accounting import count_parameters
 
+    probed = _probe(options.NAME_OR_FILE, source, config) if options.probe else None
     if config.vocab_size is None:
         raise UserError(
             f"{DECODER_FLAG}.vocab_size null: the vocabulary comes from a tokenizer, which is not "
             f"known here; give {DECODER_FLAG}.vocab_size N"
         )
     count = count_parameters(config)
-    if output_format == "json":
-        _print_json(name, config, count)
+    shown = Described(options.NAME_OR_FILE, config, source.fault, count, probed)
+    if options.format == "json":
+        _print_json(shown)
     else:
-        _print_table(name, config, count)
+        _print_table(shown)
     sys.stdout.flush()
     return 0
 
@@ -68,12 +75,19 @@ def build_parser(prog: str) -> Parser:
         default="table",
         help="A table to read, or JSON for programs.",
     )
+    parser.add_argument(
+        "--probe",
+        type=bool,
+        default=False,
+        help="Load a checkpoint's weights and ask whether changing a later token changes earlier "
+        "logits, which it must not.",
+    )
     parser.add_class_arguments(DecoderConfig, DECODER_FLAG.lstrip("-"))
     return parser
 
 
-def _read_arguments(argv: list[str], prog: str) -> tuple[str, str, DecoderConfig]:
-    """The name, the output format, and the decoder: the file's settings, overridden by flags."""
+def _read_arguments(argv: list[str], prog: str) -> tuple[Namespace, Source, DecoderConfig]:
+    """The options, the file, and the decoder: the file's settings, overridden by flags."""
     from llama_lab.model.decoder import DecoderConfig
 
     parser = build_parser(prog)
@@ -89,7 +103,7 @@ def _read_arguments(argv: list[str], prog: str) -> tuple[str, str, DecoderConfig
     except UserError as error:
         raise UserError(f"{source.path}: {error}") from error
     options = parser.parse_args([*settings, *overrides])
-    return name, options.format, DecoderConfig.from_dict(options.model.decoder.as_dict())
+    return options, source, DecoderConfig.from_dict(options.model.decoder.as_dict())
 
 
 @dataclass(frozen=True)
@@ -98,6 +112,8 @@ class Source:
 
     path: Path
     decoder: Mapping[str, Any]
+    fault: str | None = None
+    has_weights: bool = False
 
 
 def _find(name: str) -> Source:
@@ -107,7 +123,8 @@ def _find(name: str) -> Source:
             path = find_checkpoint(name, logs_folder(None))
         except UserError as error:
             raise UserError(str(error).removeprefix("--ckpt_path ")) from error
-        return Source(path, read_record(path).decoder)
+        record = read_record(path)
+        return Source(path, record.decoder, record.fault, has_weights=True)
     path = _config_file(name)
     content = read_yaml(path)
     if not any(section in content for section in CONFIG_SECTIONS):
@@ -163,27 +180,61 @@ def _expand_presets(argv: list[str]) -> Iterator[str]:
             yield f"{setting}={value}"
 
 
-def _print_json(name: str, config: DecoderConfig, count: ParameterCount) -> None:
+def _probe(name: str, source: Source, config: DecoderConfig) -> Causality:
+    """Whether a checkpoint's decoder, as it is, is causal."""
+    if not source.has_weights:
+        raise UserError(f"--probe true: {name} is a config, without weights; give a checkpoint")
+    from llama_lab.generation.generate import load_model
+    from llama_lab.model.causality import probe_causality
+
+    decoder = load_model(source.path).decoder
+    if decoder.config != config:
+        raise UserError(
+            f"--probe true takes {name} as it was trained: leave out {DECODER_FLAG} and what is "
+            "under it"
+        )
+    found = probe_causality(decoder)
+    if not math.isfinite(found.max_difference):
+        raise UserError(f"--probe true: {name} gives logits that are not finite; take another one")
+    return found
+
+
+@dataclass(frozen=True)
+class Described:
+    """All that is said."""
+
+    name: str
+    config: DecoderConfig
+    fault: str | None
+    count: ParameterCount
+    probed: Causality | None
+
+
+def _print_json(shown: Described) -> None:
     content = {
-        "name": name,
-        "decoder": asdict(config),
-        "parameters": {"total": count.total, "by_part": dict(count.by_part)},
+        "name": shown.name,
+        "decoder": asdict(shown.config),
+        "fault": shown.fault,
+        "parameters": {"total": shown.count.total, "by_part": dict(shown.count.by_part)},
+        **(shown.probed._asdict() if shown.probed else {}),
     }
     print(json.dumps(content, indent=2))
 
 
-def _print_table(name: str, config: DecoderConfig, count: ParameterCount) -> None:
+def _print_table(shown: Described) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    config, count = shown.config, shown.count
     attention, feed_forward = config.attention, config.feed_forward
     summary = (
         f"{config.n_layers} layers of width {config.dim}, {attention.n_heads} heads "
         f"({attention.kv_heads} for keys and values), {feed_forward.kind}, {config.norm.kind} "
         f"({config.norm.placement}), {config.position.kind}, context {config.context_length}, "
         f"vocabulary {config.vocab_size}"
+        + (f", with --model.fault {shown.fault}" if shown.fault else "")
     )
     table = Table(box=box.SIMPLE, show_footer=True)
     table.add_column("part", "total")
@@ -192,5 +243,8 @@ def _print_table(name: str, config: DecoderConfig, count: ParameterCount) -> Non
     for part, parameters in count.by_part.items():
         table.add_row(part, f"{parameters:,}", f"{100 * parameters / count.total:.1f} %")
     console = Console(file=sys.stdout, highlight=False)
-    console.print(Text(f"{name}: {summary}"))
+    console.print(Text(f"{shown.name}: {summary}"))
     console.print(table)
+    if shown.probed is not None:
+        yes, most = str(shown.probed.causal).lower(), shown.probed.max_difference
+        console.print(Text(f"causal: {yes}; a later token changes earlier logits by {most:.3g}"))

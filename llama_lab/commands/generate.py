@@ -45,7 +45,8 @@ def main(argv: list[str], prog: str) -> int:
     path = _checkpoint(options.ckpt_path)
     model = load_model(path, device)
     prompt_ids(model.tokenizer, prompt)  # refused before a word is said
-    _say(f"{path}, step {model.step}, on {device}")
+    fault = f", with --model.fault {model.fault}" if model.fault else ""
+    _say(f"{path}, step {model.step}, on {device}{fault}")
     for number in range(options.num_samples):
         seed = options.seed + number
         if options.num_samples > 1:

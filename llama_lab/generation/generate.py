@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from llama_lab.errors import UserError
 from llama_lab.generation.sampling import SamplingConfig, choose
 from llama_lab.model.cache import DecoderCache
 from llama_lab.model.decoder import Decoder, DecoderConfig
+from llama_lab.model.faults import FaultKind, plant_fault
 
 
 def generate(
@@ -224,11 +226,13 @@ class LoadedModel:
         decoder: In eval mode, float32, on the device that was asked for.
         tokenizer: The one it was trained with.
         step: Optimiser steps taken.
+        fault: The mistake that was planted in the decoder, if any.
     """
 
     decoder: Decoder
     tokenizer: Tokenizer
     step: int
+    fault: str | None = None
 
 
 def load_model(path: str | Path, device: str | torch.device = "cpu") -> LoadedModel:
@@ -237,7 +241,7 @@ def load_model(path: str | Path, device: str | torch.device = "cpu") -> LoadedMo
     Raises:
         UserError: The file is no checkpoint, or its tensors are not the ones that its architecture
             asks for.
-        SettingError: Its architecture is refused.
+        SettingError: Its architecture or its fault is refused.
     """
     record = read_record(path)
     config = DecoderConfig.from_dict(record.decoder)
@@ -252,4 +256,5 @@ def load_model(path: str | Path, device: str | torch.device = "cpu") -> LoadedMo
     check_weights(decoder.state_dict(), record)
     decoder.to_empty(device=device)
     decoder.load_state_dict(record.weights, strict=True)
-    return LoadedModel(decoder.eval(), tokenizer, record.step)
+    plant_fault(decoder, cast("FaultKind | None", record.fault))
+    return LoadedModel(decoder.eval(), tokenizer, record.step, record.fault)

@@ -204,12 +204,10 @@ def _for_half(config: DecoderConfig, weights: Mapping[str, Tensor]) -> Mapping[s
 
 
 def _refuse_fault(record: Record) -> None:
-    model = record.config.get("model")
-    fault = model.get("fault") if isinstance(model, Mapping) else None
-    if fault not in (None, "none"):
+    if record.fault is not None:
         raise UserError(
-            f"{record.path}: was trained with --model.fault {fault}, which no other program would "
-            "compute; export a model without one"
+            f"{record.path}: was trained with --model.fault {record.fault}, which no other program "
+            "would compute; export a model without one"
         )
 
 

@@ -18,6 +18,7 @@ from llama_lab.data.datamodule import Batch, TextDataModule
 from llama_lab.data.tokenizers import Tokenizer, tokenizer_from_state
 from llama_lab.errors import UserError
 from llama_lab.model.decoder import Decoder, DecoderConfig
+from llama_lab.model.faults import FaultKind, check_fault, plant_fault
 from llama_lab.model.initialise import initialise
 from llama_lab.training.optimizers import (
     OptimizerConfig,
@@ -72,6 +73,7 @@ class LanguageModel(LightningModule):
         schedule: ScheduleConfig = ScheduleConfig(),  # noqa: B008
         init_from: str | None = None,
         seed: int = 0,
+        fault: FaultKind | None = None,
     ) -> None:
         """
         Args:
@@ -81,13 +83,18 @@ class LanguageModel(LightningModule):
             init_from: Checkpoint whose weights a new run starts from, with a fresh optimiser and
                 schedule; null draws them.
             seed: Draws the initial weights and the dropout masks.
+            fault: A famous mistake to plant in the network, for teaching: rope_queries_only,
+                mixed_rope_pairing (keys in the other pairing), no_final_norm, kv_tiled (kv heads
+                tiled instead of repeated), no_causal_mask or unscaled_scores (no 1/sqrt of
+                head_dim); null plants none. It is kept with the weights.
         """
         super().__init__()
         # Checkpoints hold plain dicts: dataclass objects fail torch's weights-only loading.
         self.decoder_config = _rebuild(DecoderConfig.from_dict, decoder)
         self.optimizer_config = _rebuild(lambda d: OptimizerConfig(**d), optimizer)
         self.schedule_config = _rebuild(lambda d: ScheduleConfig(**d), schedule)
-        self.init_from, self.seed = init_from, seed
+        check_fault(self.decoder_config, fault)
+        self.init_from, self.seed, self.fault = init_from, seed, fault
         self.decoder: Decoder | None = None
         self.tokenizer: Tokenizer | None = None
         self.token_loss = TokenLoss()
@@ -123,6 +130,7 @@ class LanguageModel(LightningModule):
         initialise(self.decoder, self.seed)
         if self.init_from is not None:
             self.load_weights(self.init_from)
+        plant_fault(self.decoder, self.fault)
         self.run.initial_weights = hash_parts(self.decoder)
 
     def _with_vocabulary(self, known: int) -> DecoderConfig:
@@ -275,12 +283,14 @@ class LanguageModel(LightningModule):
             tokenizer=self.tokenizer.state(),
             config=self.config,
             progress={**self.run.state(), "meter": self.meter.state()},
+            fault=self.fault,
         )
         checkpoint["hyper_parameters"] = {
             "decoder": dataclasses.asdict(self.decoder_config),
             "optimizer": dataclasses.asdict(self.optimizer_config),
             "schedule": dataclasses.asdict(self.schedule_config),
             "seed": self.seed,
+            "fault": self.fault,
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -138,6 +138,7 @@ def opening(trainer: Trainer, module: LanguageModel) -> list[str]:
         f"model  {total:,} parameters: {config.n_layers} layers of {config.dim}, "
         f"{config.norm.kind} {config.norm.placement}, position {config.position.kind}, "
         f"{config.attention.n_heads} heads over {kv_heads} kv heads, {config.feed_forward.kind}",
+        *([f"fault  {module.fault}: planted, this is no sound model"] if module.fault else []),
         f"text   {info.corpus}: {info.train.tokens:,} tokens to train on, "
         f"{info.validation.tokens:,} to validate on; {data.tokenizer.kind} vocabulary of "
         f"{data.tokenizer.vocab_size:,}"

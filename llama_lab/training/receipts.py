@@ -71,6 +71,7 @@ class Receipt(Callback):
             "initial_weights": run.initial_weights,
             "parameters": dataclasses.asdict(count_parameters(module.decoder_config)),
             "decoder": dataclasses.asdict(module.decoder_config),
+            "fault": module.fault,
             "config": self.config,
             "device": describe_device(trainer),
             "versions": {"python": platform.python_version(), **_versions()},

@@ -145,7 +145,7 @@ def settings_of_weights(record: Record) -> dict[str, Any]:
     """The settings that a checkpoint's weights bring into a new run."""
     data = record.settings["data"]
     return {
-        "model": {"decoder": record.settings["model"]["decoder"]},
+        "model": {"decoder": record.settings["model"]["decoder"], "fault": record.fault},
         "data": {key: data[key] for key in ("tokenizer", "vocab_size")},
     }
 

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import torch
 
 from llama_lab.commands.describe import build_parser, main
 from llama_lab.errors import UserError
@@ -189,3 +190,33 @@ def test_weights_of_any_size_are_counted_without_lightning(here, capsys):
     assert content["parameters"]["total"] > 3e11  # 1.2 TB of float32
     assert ("lightning" in sys.modules) == lightning_before
     assert Path("configs/llama.yaml").exists()
+
+
+def test_a_probe_of_sound_weights_finds_nothing(write_run, capsys):
+    content = described(capsys, str(write_run()), "--probe", "true")
+    assert content["causal"] is True
+    assert content["max_difference"] == 0
+    assert content["fault"] is None
+    assert "causal" not in described(capsys, "best")
+
+
+def test_a_probe_of_weights_that_are_not_finite_is_refused(write_run):
+    path = write_run()
+    contents = torch.load(path, weights_only=True)
+    contents["state_dict"]["decoder.head.weight"][0] = float("nan")
+    torch.save(contents, path)
+    assert "not finite" in refusal(str(path), "--probe", "true")
+
+
+def test_a_fault_of_the_future_is_said_in_json_and_table(write_run, capsys):
+    path = write_run()
+    contents = torch.load(path, weights_only=True)
+    contents["llama_lab"]["fault"] = "no_causal_mask"
+    torch.save(contents, path)
+    content = described(capsys, str(path), "--probe", "true")
+    assert content["causal"] is False
+    assert content["max_difference"] > 1e-4
+    assert call(str(path), "--probe", "true") == 0
+    table = " ".join(capsys.readouterr().out.split())
+    assert "--model.fault no_causal_mask" in table
+    assert "causal: false" in table

@@ -119,7 +119,11 @@ def tokenizers() -> dict[str, Tokenizer]:
 
 
 def write_checkpoint(
-    path: Path, tokenizer: Tokenizer, settings: dict[str, Any], config: dict[str, Any]
+    path: Path,
+    tokenizer: Tokenizer,
+    settings: dict[str, Any],
+    config: dict[str, Any],
+    fault: str | None = None,
 ) -> Path:
     """A checkpoint as training writes it, of a decoder trained a few steps."""
     sizes = {"dim": 32, "n_layers": 2, "context_length": 48, "vocab_size": tokenizer.vocab_size}
@@ -127,7 +131,11 @@ def write_checkpoint(
     initialise(decoder, seed=1)
     train(decoder)
     own = own_part(
-        decoder=asdict(decoder.config), tokenizer=tokenizer.state(), config=config, progress={}
+        decoder=asdict(decoder.config),
+        tokenizer=tokenizer.state(),
+        config=config,
+        progress={},
+        fault=fault,
     )
     state = {f"decoder.{name}": tensor for name, tensor in decoder.state_dict().items()}
     torch.save({"state_dict": state, "global_step": 4, "llama_lab": own}, path)
@@ -139,10 +147,13 @@ def write_trained(tmp_path: Path, tokenizers: dict[str, Tokenizer]) -> Callable[
     """Make ``trained.ckpt``: settings of the decoder, the tokenizer's kind, settings of the run."""
 
     def write(
-        settings: dict[str, Any] | None = None, tokenizer: str = "char", **config: Any
+        settings: dict[str, Any] | None = None,
+        tokenizer: str = "char",
+        fault: str | None = None,
+        **config: Any,
     ) -> Path:
         path = tmp_path / "trained.ckpt"
-        return write_checkpoint(path, tokenizers[tokenizer], settings or {}, config)
+        return write_checkpoint(path, tokenizers[tokenizer], settings or {}, config, fault)
 
     return write
 

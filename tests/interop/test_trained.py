@@ -296,7 +296,7 @@ def needed_for(settings: dict[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def test_a_planted_fault_is_not_exported(write_trained: Write, tmp_path: Path, refused) -> None:
-    path = write_trained(model={"fault": "no_causal_mask"})
+    path = write_trained(fault="no_causal_mask")
     line = refused("export", path, "--output", tmp_path / "out")
     assert "--model.fault no_causal_mask" in line
 
