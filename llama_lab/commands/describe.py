@@ -1,26 +1,27 @@
-"""``llama-lab describe``: what a decoder is made of, counted without allocating its weights."""
+"""``llama-lab describe``: what a decoder is made of and costs, without allocating its weights."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from llama_lab.checkpoints import read_record
+from llama_lab.commands.describe_accounts import JSON_NAMES, AccountOptions, account_for
+from llama_lab.commands.describe_tables import print_tables
 from llama_lab.configs import find_checkpoint, find_config, logs_folder, read_yaml
 from llama_lab.errors import UserError
 from llama_lab.parsing import Parser
 
 if TYPE_CHECKING:
-    from llama_lab.model.accounting import ParameterCount
     from llama_lab.model.decoder import DecoderConfig
 
 DESCRIPTION = (
-    "Counts a decoder's parameters, part by part, without allocating its weights. "
-    "JSON output: name, decoder (every setting), parameters.total, parameters.by_part."
+    "Counts a decoder's parameters, FLOPs, KV cache and memory without allocating its weights. "
+    + JSON_NAMES
 )
 DECODER_FLAG = "--model.decoder"
 # Top-level keys of a whole config; a file with none of them is a bare decoder file.
@@ -34,19 +35,17 @@ def main(argv: list[str], prog: str) -> int:
         UserError: A name, a file or a flag is refused.
         SettingError: The decoder's settings are refused.
     """
-    name, output_format, config = _read_arguments(argv, prog)
-    from llama_lab.model.accounting import count_parameters
-
+    name, output_format, config, account_options = _read_arguments(argv, prog)
     if config.vocab_size is None:
         raise UserError(
             f"{DECODER_FLAG}.vocab_size null: the vocabulary comes from a tokenizer, which is not "
             f"known here; give {DECODER_FLAG}.vocab_size N"
         )
-    count = count_parameters(config)
+    account = account_for(name, config, account_options)
     if output_format == "json":
-        _print_json(name, config, count)
+        print(json.dumps(account, indent=2))
     else:
-        _print_table(name, config, count)
+        print_tables(config, account)
     sys.stdout.flush()
     return 0
 
@@ -60,7 +59,7 @@ def build_parser(prog: str) -> Parser:
         "NAME_OR_FILE",
         type=str,
         help="A config or preset by name or file, a decoder file, a checkpoint, a run folder, "
-        "`best` or `last`.",
+        "`best` or `last`, or a Hugging Face folder.",
     )
     parser.add_argument(
         "--format",
@@ -68,12 +67,15 @@ def build_parser(prog: str) -> Parser:
         default="table",
         help="A table to read, or JSON for programs.",
     )
+    parser.add_class_arguments(AccountOptions)
     parser.add_class_arguments(DecoderConfig, DECODER_FLAG.lstrip("-"))
     return parser
 
 
-def _read_arguments(argv: list[str], prog: str) -> tuple[str, str, DecoderConfig]:
-    """The name, the output format, and the decoder: the file's settings, overridden by flags."""
+def _read_arguments(argv: list[str], prog: str) -> tuple[str, str, DecoderConfig, AccountOptions]:
+    """The name, the output format, the decoder (the file's settings, overridden by flags), and at
+    what it is counted.
+    """
     from llama_lab.model.decoder import DecoderConfig
 
     parser = build_parser(prog)
@@ -89,7 +91,8 @@ def _read_arguments(argv: list[str], prog: str) -> tuple[str, str, DecoderConfig
     except UserError as error:
         raise UserError(f"{source.path}: {error}") from error
     options = parser.parse_args([*settings, *overrides])
-    return name, options.format, DecoderConfig.from_dict(options.model.decoder.as_dict())
+    at = AccountOptions(**{f.name: getattr(options, f.name) for f in fields(AccountOptions)})
+    return name, options.format, DecoderConfig.from_dict(options.model.decoder.as_dict()), at
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,10 @@ def _find(name: str) -> Source:
         except UserError as error:
             raise UserError(str(error).removeprefix("--ckpt_path ")) from error
         return Source(path, read_record(path).decoder)
+    if (Path(name) / "config.json").is_file():
+        from llama_lab.interop.huggingface import read_decoder
+
+        return Source(Path(name) / "config.json", asdict(read_decoder(Path(name))))
     path = _config_file(name)
     content = read_yaml(path)
     if not any(section in content for section in CONFIG_SECTIONS):
@@ -161,36 +168,3 @@ def _expand_presets(argv: list[str]) -> Iterator[str]:
             continue
         for setting, value in _as_flags(DECODER_FLAG, _find(name).decoder):
             yield f"{setting}={value}"
-
-
-def _print_json(name: str, config: DecoderConfig, count: ParameterCount) -> None:
-    content = {
-        "name": name,
-        "decoder": asdict(config),
-        "parameters": {"total": count.total, "by_part": dict(count.by_part)},
-    }
-    print(json.dumps(content, indent=2))
-
-
-def _print_table(name: str, config: DecoderConfig, count: ParameterCount) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    attention, feed_forward = config.attention, config.feed_forward
-    summary = (
-        f"{config.n_layers} layers of width {config.dim}, {attention.n_heads} heads "
-        f"({attention.kv_heads} for keys and values), {feed_forward.kind}, {config.norm.kind} "
-        f"({config.norm.placement}), {config.position.kind}, context {config.context_length}, "
-        f"vocabulary {config.vocab_size}"
-    )
-    table = Table(box=box.SIMPLE, show_footer=True)
-    table.add_column("part", "total")
-    table.add_column("parameters", f"{count.total:,}", justify="right")
-    table.add_column("share", "100.0 %", justify="right")
-    for part, parameters in count.by_part.items():
-        table.add_row(part, f"{parameters:,}", f"{100 * parameters / count.total:.1f} %")
-    console = Console(file=sys.stdout, highlight=False)
-    console.print(Text(f"{name}: {summary}"))
-    console.print(table)
