@@ -30,7 +30,7 @@ COMMANDS: dict[str, Command] = {
     "validate": Command(VERBS, "score the held-out part of a text with a checkpoint"),
     "test": Command(VERBS, "the same, reported under the name test"),
     "generate": Command("llama_lab.commands.generate", "sample text from a checkpoint"),
-    "describe": Command("llama_lab.commands.describe", "count a model's parameters by part"),
+    "describe": Command("llama_lab.commands.describe", "count parameters, FLOPs and memory"),
     "import": Command("llama_lab.commands.importing", "make a checkpoint of a Hugging Face folder"),
     "export": Command("llama_lab.commands.exporting", "write a checkpoint for Hugging Face"),
 }

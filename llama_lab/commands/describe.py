@@ -1,4 +1,4 @@
-"""``llama-lab describe``: what a decoder is made of, counted without allocating its weights."""
+"""``llama-lab describe``: what a decoder is made of and costs, without allocating its weights."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import json
 import math
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from llama_lab.checkpoints import read_record
+from llama_lab.commands.describe_accounts import JSON_NAMES, AccountOptions, account_for
+from llama_lab.commands.describe_tables import print_tables
 from llama_lab.configs import find_checkpoint, find_config, logs_folder, read_yaml
 from llama_lab.errors import UserError
 from llama_lab.parsing import Parser
@@ -18,14 +20,12 @@ from llama_lab.parsing import Parser
 if TYPE_CHECKING:
     from jsonargparse import Namespace
 
-    from llama_lab.model.accounting import ParameterCount
     from llama_lab.model.causality import Causality
     from llama_lab.model.decoder import DecoderConfig
 
 DESCRIPTION = (
-    "Counts a decoder's parameters, part by part, without allocating its weights. "
-    "JSON output: name, decoder (every setting), fault, parameters.total, parameters.by_part, and "
-    "of a probe causal and max_difference."
+    "Counts a decoder's parameters, FLOPs, KV cache and memory without allocating its weights. "
+    + JSON_NAMES
 )
 DECODER_FLAG = "--model.decoder"
 # Top-level keys of a whole config; a file with none of them is a bare decoder file.
@@ -40,20 +40,20 @@ def main(argv: list[str], prog: str) -> int:
         SettingError: The decoder's settings are refused.
     """
     options, source, config = _read_arguments(argv, prog)
-    from llama_lab.model.accounting import count_parameters
-
-    probed = _probe(options.NAME_OR_FILE, source, config) if options.probe else None
+    name = options.NAME_OR_FILE
+    probed = _probe(name, source, config) if options.probe else None
     if config.vocab_size is None:
         raise UserError(
             f"{DECODER_FLAG}.vocab_size null: the vocabulary comes from a tokenizer, which is not "
             f"known here; give {DECODER_FLAG}.vocab_size N"
         )
-    count = count_parameters(config)
-    shown = Described(options.NAME_OR_FILE, config, source.fault, count, probed)
+    at = AccountOptions(**{f.name: getattr(options, f.name) for f in fields(AccountOptions)})
+    account = account_for(name, config, at) | {"fault": source.fault}
+    account |= probed._asdict() if probed else {}
     if options.format == "json":
-        _print_json(shown)
+        print(json.dumps(account, indent=2))
     else:
-        _print_table(shown)
+        print_tables(config, account)
     sys.stdout.flush()
     return 0
 
@@ -67,7 +67,7 @@ def build_parser(prog: str) -> Parser:
         "NAME_OR_FILE",
         type=str,
         help="A config or preset by name or file, a decoder file, a checkpoint, a run folder, "
-        "`best` or `last`.",
+        "`best` or `last`, or a Hugging Face folder.",
     )
     parser.add_argument(
         "--format",
@@ -82,6 +82,7 @@ def build_parser(prog: str) -> Parser:
         help="Load a checkpoint's weights and ask whether changing a later token changes earlier "
         "logits, which it must not.",
     )
+    parser.add_class_arguments(AccountOptions)
     parser.add_class_arguments(DecoderConfig, DECODER_FLAG.lstrip("-"))
     return parser
 
@@ -125,6 +126,10 @@ def _find(name: str) -> Source:
             raise UserError(str(error).removeprefix("--ckpt_path ")) from error
         record = read_record(path)
         return Source(path, record.decoder, record.fault, has_weights=True)
+    if (Path(name) / "config.json").is_file():
+        from llama_lab.interop.huggingface import read_decoder
+
+        return Source(Path(name) / "config.json", asdict(read_decoder(Path(name))))
     path = _config_file(name)
     content = read_yaml(path)
     if not any(section in content for section in CONFIG_SECTIONS):
@@ -197,54 +202,3 @@ def _probe(name: str, source: Source, config: DecoderConfig) -> Causality:
     if not math.isfinite(found.max_difference):
         raise UserError(f"--probe true: {name} gives logits that are not finite; take another one")
     return found
-
-
-@dataclass(frozen=True)
-class Described:
-    """All that is said."""
-
-    name: str
-    config: DecoderConfig
-    fault: str | None
-    count: ParameterCount
-    probed: Causality | None
-
-
-def _print_json(shown: Described) -> None:
-    content = {
-        "name": shown.name,
-        "decoder": asdict(shown.config),
-        "fault": shown.fault,
-        "parameters": {"total": shown.count.total, "by_part": dict(shown.count.by_part)},
-        **(shown.probed._asdict() if shown.probed else {}),
-    }
-    print(json.dumps(content, indent=2))
-
-
-def _print_table(shown: Described) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    config, count = shown.config, shown.count
-    attention, feed_forward = config.attention, config.feed_forward
-    summary = (
-        f"{config.n_layers} layers of width {config.dim}, {attention.n_heads} heads "
-        f"({attention.kv_heads} for keys and values), {feed_forward.kind}, {config.norm.kind} "
-        f"({config.norm.placement}), {config.position.kind}, context {config.context_length}, "
-        f"vocabulary {config.vocab_size}"
-        + (f", with --model.fault {shown.fault}" if shown.fault else "")
-    )
-    table = Table(box=box.SIMPLE, show_footer=True)
-    table.add_column("part", "total")
-    table.add_column("parameters", f"{count.total:,}", justify="right")
-    table.add_column("share", "100.0 %", justify="right")
-    for part, parameters in count.by_part.items():
-        table.add_row(part, f"{parameters:,}", f"{100 * parameters / count.total:.1f} %")
-    console = Console(file=sys.stdout, highlight=False)
-    console.print(Text(f"{shown.name}: {summary}"))
-    console.print(table)
-    if shown.probed is not None:
-        yes, most = str(shown.probed.causal).lower(), shown.probed.max_difference
-        console.print(Text(f"causal: {yes}; a later token changes earlier logits by {most:.3g}"))

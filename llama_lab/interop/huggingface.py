@@ -51,9 +51,7 @@ def import_folder(folder: Path) -> ImportedModel:
             here, or a tensor is missing, left over or of another shape than the config says.
     """
     path = folder / CONFIG_FILE
-    values = Values(read_json(path), f"{path}: ")
-    family = _family(values)
-    parts = settled(family.read(values))
+    values, family, parts = _read_config(path)
     config = config_of(parts, str(path))
     files = TensorFolder(folder)
     stored = _stored_names(family, files, bool(parts.get("tie_embeddings")))
@@ -68,6 +66,23 @@ def import_folder(folder: Path) -> ImportedModel:
     tokenizer = read_tokenizer(folder, values, parts["vocab_size"])
     weights = layout.ours(lambda name: files.read(stored[name]))
     return ImportedModel(config, weights, tokenizer, family.model_type)
+
+
+def read_decoder(folder: Path) -> DecoderConfig:
+    """The decoder that a folder's ``config.json`` describes; its weights are left alone.
+
+    Raises:
+        UserError: The file is missing, broken or hostile, or this version lacks a part of it.
+    """
+    path = folder / CONFIG_FILE
+    _, _, parts = _read_config(path)
+    return config_of(parts, str(path))
+
+
+def _read_config(path: Path) -> tuple[Values, Family, Parts]:
+    values = Values(read_json(path), f"{path}: ")
+    family = _family(values)
+    return values, family, settled(family.read(values))
 
 
 def _family(values: Values) -> Family:

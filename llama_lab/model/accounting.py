@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import torch
+from torch import nn
 
+from llama_lab.model.attention import Attention
+from llama_lab.model.cache import DecoderCache
 from llama_lab.model.decoder import Decoder, DecoderConfig
+from llama_lab.model.layers import layer_kinds
 
 # The first of these words in a parameter's dotted name says whose it is.
 PART_OF = {
@@ -31,14 +36,27 @@ class ParameterCount:
     by_part: dict[str, int]
 
 
+def on_meta(config: DecoderConfig) -> Decoder:
+    """The decoder that ``config`` describes, with shapes but no data.
+
+    Raises:
+        SettingError: ``config.vocab_size`` is null.
+    """
+    with torch.device("meta"):
+        return Decoder(config)
+
+
 def count_parameters(config: DecoderConfig) -> ParameterCount:
     """Count the parameters of the decoder that ``config`` describes, without allocating them.
 
     Raises:
         SettingError: ``config.vocab_size`` is null.
     """
-    with torch.device("meta"):
-        decoder = Decoder(config)
+    return parameters_of(on_meta(config))
+
+
+def parameters_of(decoder: Decoder) -> ParameterCount:
+    """Count the parameters of a decoder, on ``meta`` or not."""
     by_part = dict.fromkeys(PART_OF.values(), 0)
     for name, parameter in decoder.named_parameters():
         by_part[part_of(name)] += parameter.numel()
@@ -48,3 +66,117 @@ def count_parameters(config: DecoderConfig) -> ParameterCount:
 def part_of(name: str) -> str:
     """The part that the parameter called ``name`` belongs to, such as ``attention``."""
     return next(PART_OF[word] for word in name.split(".") if word in PART_OF)
+
+
+@dataclass(frozen=True)
+class FlopCount:
+    """Floating-point operations per token; a multiply and an add are two."""
+
+    forward: int
+
+    @property
+    def training(self) -> int:
+        """Forward and backward, which is two products for each of the forward's: with respect to
+        what came in, and to the other factor. Recomputation is not in it.
+        """
+        return 3 * self.forward
+
+
+def flops_per_token(decoder: Decoder, context: int) -> FlopCount:
+    """What matrices and attention cost a token among ``context`` tokens.
+
+    Every matrix that a token passes takes 2 a weight, the head among them, tied or not; scores and
+    values take 4 H E a layer for each position seen. All ``context`` positions count as seen (no
+    causal discount, as in PaLM's appendix B, arXiv:2204.02311), in a windowed layer its window.
+    Norms, activations and the embedding's lookup are left out.
+    """
+    config = decoder.config
+    weights = sum(m.weight.numel() for m in decoder.modules() if isinstance(m, nn.Linear))
+    if config.tie_embeddings:
+        weights += decoder.head_weight.numel()
+    layers = [module for module in decoder.modules() if isinstance(module, Attention)]
+    attention = sum(
+        4 * layer.wq.out_features * _seen(context, kind.window)
+        for layer, kind in zip(layers, layer_kinds(config), strict=True)
+    )
+    return FlopCount(2 * weights + attention)
+
+
+def _seen(context: int, window: int | None) -> int:
+    """Positions that the last of ``context`` tokens sees."""
+    return context if window is None else min(context, window)
+
+
+@dataclass(frozen=True)
+class CacheBytes:
+    """What the cache of one text takes, in bytes."""
+
+    per_token: int
+    """One position in every layer."""
+
+    seen: int
+    """Keys and values that the last token of the context sees: a windowed layer's window."""
+
+    storage: int
+    """What is allocated for the context: with room to move a window in."""
+
+
+def cache_bytes(config: DecoderConfig, context: int, dtype: torch.dtype) -> CacheBytes:
+    """Count the storage of the very cache that generates with this decoder, built on ``meta``."""
+    cache = DecoderCache(config, 1, length=context, device="meta", dtype=dtype)
+    per_token = seen = storage = 0
+    for layer, kind in zip(cache.layers, layer_kinds(config), strict=True):
+        size = (layer.keys.numel() + layer.values.numel()) * dtype.itemsize
+        a_position = size // layer.keys.size(2)
+        per_token += a_position
+        seen += a_position * _seen(context, kind.window)
+        storage += size
+    return CacheBytes(per_token, seen, storage)
+
+
+Precision = Literal["32-true", "bf16-mixed", "bf16-true"]
+
+
+class PrecisionParts(NamedTuple):
+    """In what a precision keeps things from step to step."""
+
+    weights: torch.dtype
+    gradients: torch.dtype
+    states: torch.dtype
+
+
+# bf16-mixed keeps float32 and casts for each product (Micikevicius et al. 2018, arXiv:1710.03740).
+# For bf16-true the states are reckoned in float32, the upper bound: torch's own AdamW keeps them in
+# the weights' type, so that its total is 8 bytes a parameter and not 12.
+PRECISIONS: dict[Precision, PrecisionParts] = {
+    "32-true": PrecisionParts(torch.float32, torch.float32, torch.float32),
+    "bf16-mixed": PrecisionParts(torch.float32, torch.float32, torch.float32),
+    "bf16-true": PrecisionParts(torch.bfloat16, torch.bfloat16, torch.float32),
+}
+# Numbers that an optimiser remembers for each parameter.
+OPTIMIZER_STATES = {"adamw": 2}
+
+
+@dataclass(frozen=True)
+class TrainingMemory:
+    """Bytes that training holds from step to step: without activations, and without the casts
+    that a mixed precision makes on the way."""
+
+    weights: int
+    gradients: int
+    optimizer_states: int
+
+    @property
+    def total(self) -> int:
+        """All three."""
+        return self.weights + self.gradients + self.optimizer_states
+
+
+def training_memory(n_parameters: int, precision: Precision, optimizer: str) -> TrainingMemory:
+    """What so many parameters, each of them trained on one device, hold in training."""
+    weights, gradients, states = PRECISIONS[precision]
+    return TrainingMemory(
+        weights=n_parameters * weights.itemsize,
+        gradients=n_parameters * gradients.itemsize,
+        optimizer_states=n_parameters * OPTIMIZER_STATES[optimizer] * states.itemsize,
+    )

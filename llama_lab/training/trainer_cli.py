@@ -146,8 +146,8 @@ class LabCLI(LightningCLI):
         if path is not None:
             self.record = read_record(path)
             check_architecture(self.record)
-            rules.refuse_contradictions(self.verb, self.record, explicit)
             base |= rules.settings_for(self.verb, self.record)
+            rules.refuse_contradictions(self.verb, self.record, explicit)
         elif start := explicit.get("model.init_from"):
             logs = logs_folder(explicit.get("trainer.default_root_dir"))
             self.record = read_record(find_checkpoint(start, logs, flag="--model.init_from"))

@@ -111,8 +111,8 @@ def test_the_table_names_parts_counts_and_shares(here, capsys):
     assert call("llama", *flags({"vocab_size": 1719})) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     rows = {words[0]: words[1:] for words in lines if words}
-    assert rows["attention"] == ["196,608", "16.7", "%"]
-    assert rows["total"] == ["1,178,496", "100.0", "%"]
+    assert rows["attention"] == ["196,608", "16.7", "%", "768.0", "KiB"]
+    assert rows["total"] == ["1,178,496", "100.0", "%", "4.5", "MiB"]
     assert {"embedding", "position", "feed_forward", "norm", "head"} <= rows.keys()
 
 

@@ -4,8 +4,18 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
-from llama_lab.model.accounting import count_parameters
+from llama_lab.model.accounting import (
+    PRECISIONS,
+    cache_bytes,
+    count_parameters,
+    flops_per_token,
+    on_meta,
+    training_memory,
+)
+from llama_lab.model.cache import DecoderCache
 from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.model.settings import SettingError
 
@@ -164,3 +174,98 @@ def test_counting_does_not_wait_for_symbolic_algebra() -> None:
 def test_without_a_vocabulary_there_is_nothing_to_count() -> None:
     with pytest.raises(SettingError, match="vocab_size"):
         count_parameters(DecoderConfig())
+
+
+def test_the_mini_of_2017_has_its_weights_a_layer() -> None:
+    config = DecoderConfig.from_dict({"vocab_size": 1719, **TWO_THOUSAND_SEVENTEEN})
+    by_part = count_parameters(config).by_part
+    assert by_part["attention"] == config.n_layers * 65_536
+    assert by_part["feed_forward"] == config.n_layers * 131_072
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"attention": {"n_kv_heads": 2}},
+        {"attention": {"n_kv_heads": 1, "head_dim": 48, "qkv_bias": True, "output_bias": True}},
+        {"attention": {"gate": True}},
+        {"attention": {"qk_norm": "head"}},
+        {"attention": {"sinks": True, "n_kv_heads": 2}},
+        {"feed_forward": {"kind": "relu"}},
+        {"tie_embeddings": True},
+        {"position": {"kind": "learned"}, "norm": {"placement": "post"}},
+    ],
+)
+@pytest.mark.parametrize("context", [32, 100])
+def test_flops_are_those_that_torch_counts(settings: dict, context: int) -> None:
+    # On `meta` the counter sees attention as two products of all positions, without discount.
+    decoder = on_meta(DecoderConfig.from_dict({"vocab_size": 300, **settings}))
+    tokens = torch.zeros((2, context), dtype=torch.long, device="meta")
+    with FlopCounterMode(display=False) as counter:
+        logits = decoder.logits(decoder(tokens))
+        forward = counter.get_total_flops()
+        logits.sum().backward()
+    flops = flops_per_token(decoder, context)
+    assert flops.forward == pytest.approx(forward / tokens.numel(), rel=0.01)
+    assert flops.training == pytest.approx(counter.get_total_flops() / tokens.numel(), rel=0.01)
+
+
+def test_a_windowed_layer_costs_its_window() -> None:
+    windowed = {"attention": {"window": 16, "window_pattern": "LG"}}
+    plain, narrow = (
+        on_meta(DecoderConfig.from_dict({"vocab_size": 300, **settings}))
+        for settings in ({}, windowed)
+    )
+    for context, saved in ((16, 0), (17, 1), (128, 112)):
+        difference = flops_per_token(plain, context).forward - (
+            flops_per_token(narrow, context).forward
+        )
+        assert difference == 2 * 4 * 128 * saved  # two layers of four, 4 H E a position
+
+
+def test_llama_7b_costs_twice_its_matrices_and_attention() -> None:
+    settings = {
+        "dim": 4096,
+        "n_layers": 32,
+        "vocab_size": 32000,
+        "attention": {"n_heads": 32},
+        "feed_forward": {"hidden_dim": 11008},
+    }
+    flops = flops_per_token(on_meta(DecoderConfig.from_dict(settings)), 2048)
+    expected = 2 * (6.738e9 - 32000 * 4096) + 32 * 4 * 4096 * 2048
+    assert flops.forward == pytest.approx(expected, rel=1e-3)
+
+
+def test_cache_bytes_are_those_of_the_cache_that_is_filled() -> None:
+    attention = {"n_kv_heads": 2, "window": 16, "window_pattern": "LLG"}
+    config = DecoderConfig.from_dict({"vocab_size": 7, "n_layers": 3, "attention": attention})
+    counted = cache_bytes(config, 100, torch.bfloat16)
+    cache = DecoderCache(config, 1, length=100, dtype=torch.bfloat16)
+    held = [layer.keys.nbytes + layer.values.nbytes for layer in cache.layers]
+    assert counted.storage == sum(held)
+    a_position = 2 * 2 * 32 * 2  # keys and values, 2 heads of 32, 2 bytes
+    assert counted.per_token == 3 * a_position
+    assert counted.seen == (16 + 16 + 100) * a_position
+    assert cache_bytes(config, 100, torch.float32).seen == 2 * counted.seen
+    assert cache_bytes(config, 9, torch.bfloat16).seen == 9 * 3 * a_position
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_training_memory_is_what_a_step_leaves(precision: str) -> None:
+    config = DecoderConfig(dim=32, n_layers=2, vocab_size=50)
+    decoder = Decoder(config).to(PRECISIONS[precision].weights)
+    optimizer = torch.optim.AdamW(decoder.parameters())
+    tokens = torch.zeros((2, 8), dtype=torch.long)
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
+        decoder.loss(decoder(tokens), tokens, reduction="mean").backward()
+    optimizer.step()
+    parameters = list(decoder.parameters())
+    memory = training_memory(sum(p.numel() for p in parameters), precision, "adamw")
+    assert memory.weights == sum(p.nbytes for p in parameters)
+    assert memory.gradients == sum(p.grad.nbytes for p in parameters)
+    states = [s for p in parameters for s in optimizer.state[p].values() if s.numel() > 1]
+    # torch's AdamW remembers in the weights' type, where two float32 numbers are reckoned.
+    of_float32 = 2 if precision == "bf16-true" else 1
+    assert memory.optimizer_states == of_float32 * sum(s.nbytes for s in states)
+    assert memory.total == memory.weights + memory.gradients + memory.optimizer_states
