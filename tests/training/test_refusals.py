@@ -194,8 +194,8 @@ def test_a_signal_while_scoring_ends_with_its_code(lab: Lab) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"trainer__limit_val_batches": 1}, ["limit_val_batches 1", "every target"]),
-        ({"trainer__limit_train_batches": 1}, ["limit_train_batches 1", "max_steps"]),
+        ({"trainer__limit_val_batches": 2}, ["limit_val_batches 2", "every target"]),
+        ({"trainer__limit_train_batches": 2}, ["limit_train_batches 2", "max_steps"]),
         ({"trainer__gradient_clip_val": -1}, ["gradient_clip_val -1", "null"]),
         ({"trainer__max_time": "00:00:01:00"}, ["max_time", "max_steps"]),
         ({"trainer__accumulate_grad_batches": 0}, ["accumulate_grad_batches 0"]),
