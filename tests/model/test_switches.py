@@ -95,6 +95,26 @@ def test_every_architecture_is_causal_and_generates_with_a_cache_as_without(
     check_that_a_cache_changes_nothing(decoder)
 
 
+@pytest.mark.parametrize("position", POSITION_SETTINGS, ids=lambda p: "-".join(p.values()))
+@pytest.mark.parametrize("placement", ["pre", "post"])
+@pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
+@torch.no_grad()
+def test_from_the_2017_decoder_to_llama_the_whole_product_holds(
+    norm: str, placement: str, position: dict[str, str]
+) -> None:
+    """Over norm, placement, position, kv heads and feed-forward: nothing is left to pairs."""
+    for n_kv_heads, feed_forward in itertools.product((1, 2, 4), FEED_FORWARDS):
+        settings = {
+            "norm": {"kind": norm, "placement": placement},
+            "position": position,
+            "attention": {"n_heads": 4, "n_kv_heads": n_kv_heads},
+            "feed_forward": {"kind": feed_forward},
+        }
+        decoder = random_decoder(settings)
+        check_that_no_token_sees_its_future(decoder)
+        check_that_a_cache_changes_nothing(decoder)
+
+
 # Wide enough that a token reaches the context's end through both layers, and narrower than it.
 WINDOWS: list[dict[str, Any]] = [
     {"window": 3},
