@@ -9,8 +9,12 @@ class RunError(Exception):
     """A run that failed (non-finite loss, out of memory, disk full): one line. Exit code 1."""
 
 
-class Stopped(Exception):
-    """A signal asked the run to stop, and it has: exit code 128 + the signal's number."""
+class Stopped(BaseException):
+    """A signal asked the run to stop, and it has: exit code 128 + the signal's number.
+
+    Like KeyboardInterrupt no Exception: it is raised in the middle of anything, and code that
+    catches whatever goes wrong must not take it for that.
+    """
 
     def __init__(self, signum: int, message: str) -> None:
         super().__init__(message)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from llama_lab.checkpoints import KEY, load_file, own_part, read_record, write_atomically
-from llama_lab.errors import RunError, UserError
+from llama_lab.errors import RunError, Stopped, UserError
 
 
 def contents(**changes: Any) -> dict[str, Any]:
@@ -95,3 +95,15 @@ def test_a_pickle_that_would_run_code_runs_none(
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such file"):
         load_file(tmp_path / "none.ckpt")
+
+
+def test_a_signal_while_a_file_is_read_is_not_taken_for_a_bad_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*args: Any, **kwargs: Any) -> None:
+        raise Stopped(15, "stopped by SIGTERM")
+
+    torch.save(contents(), tmp_path / "a.ckpt")
+    monkeypatch.setattr(torch, "load", stop)
+    with pytest.raises(Stopped):
+        load_file(tmp_path / "a.ckpt")
