@@ -74,8 +74,9 @@ class StopSignals(Callback):
             return 0
         flag = torch.tensor(self.received, device=trainer.strategy.root_device)
         torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX)
-        self.received = int(flag.item())
-        return self.received
+        # A signal that came during the reduction stays in `received` for the next time: all
+        # processes act on what was reduced, and on nothing else.
+        return int(flag.item())
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Give the signals back."""

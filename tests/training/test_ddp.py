@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import signal
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from llama_lab.training.stopping import StopSignals
 from tests.training.conftest import Lab, flags, start
 
 DDP = ("--trainer.devices=2", "--trainer.strategy=ddp")
@@ -78,6 +81,21 @@ def test_a_signal_to_one_process_stops_both_at_the_same_step_and_one_process_res
         json.loads((lab.run(0, n) / "receipt.json").read_text())["order"] for n in ("tiny", "one")
     ]
     assert orders[0] == orders[1]
+
+
+def test_a_signal_that_comes_during_the_reduction_is_acted_on_the_next_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    signals = StopSignals()
+    strategy = SimpleNamespace(root_device=torch.device("cpu"))
+    trainer: Any = SimpleNamespace(world_size=2, strategy=strategy)
+
+    def arrives(flag: torch.Tensor, op: Any) -> None:
+        signals._receive(signal.SIGTERM, None)
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", arrives)
+    assert signals.asked(trainer, 1) == 0
+    assert signals.asked(trainer, 2) == signal.SIGTERM
 
 
 def test_a_batch_that_devices_do_not_divide_is_refused(lab: Lab) -> None:
