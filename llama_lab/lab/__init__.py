@@ -1,0 +1,1 @@
+"""Controlled studies: arms times seeds, run alike, compared with statistics, and reported."""
