@@ -80,6 +80,23 @@ def find_decoder(name: str, beside: Path | None = None) -> Path:
     )
 
 
+def find_study(name: str) -> Path:
+    """The file that a study's name stands for: a path, or a file in ``studies/`` of the configs.
+
+    Raises:
+        UserError: Nothing is found; the message lists the studies.
+    """
+    folders = [Path("configs") / "studies", SHIPPED / "studies"]
+    for folder in [Path(), *folders]:
+        for candidate in (folder / name, folder / f"{name}.yaml"):
+            if candidate.is_file():
+                return candidate
+    known = sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
+    guess = nearest(name, known)
+    hint = f"; did you mean {guess}?" if guess else ""
+    raise UserError(f"--config {name}: no such study or file; studies: {', '.join(known)}{hint}")
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """The settings in a YAML file.
 

@@ -63,13 +63,18 @@ class VerbParser(LightningArgumentParser):
 class LabCLI(LightningCLI):
     """One verb's command line: parse, settle what a checkpoint decides, and run.
 
+    Args:
+        verb: fit, validate or test.
+        args: The command line behind it.
+        folder: The new run's own, where it is not the next free one under its name.
+
     Attributes:
         record: The checkpoint that the command starts from, if any.
         settings: Every setting as it was resolved: plain values, fit to be parsed again.
     """
 
-    def __init__(self, verb: str, args: list[str]) -> None:
-        self.verb = verb
+    def __init__(self, verb: str, args: list[str], folder: Path | None = None) -> None:
+        self.verb, self.folder = verb, folder
         self.record: Record | None = None
         super().__init__(
             LanguageModel,
@@ -219,7 +224,7 @@ class LabCLI(LightningCLI):
         signals, receipt = StopSignals(), Receipt(self.settings)
         every = config["checkpoint_every"] or config["trainer.val_check_interval"]
         return [
-            RunFolder(logs, config["name"], self.settings, folder),
+            RunFolder(logs, config["name"], self.settings, folder, at=self.folder),
             StepSeeds(int(config["seed_everything"])),
             self.metrics,
             self.samples,
