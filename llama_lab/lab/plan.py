@@ -61,6 +61,11 @@ class PlannedArm:
     store: TokenStore
     matched: str = ""
 
+    @staticmethod
+    def comparable(config: Mapping[str, Any]) -> dict[str, Any]:
+        """A run's settings, nested as in its receipt, as :attr:`settings` has them."""
+        return {k: v for k, v in flatten(config).items() if k not in OF_THE_STUDY}
+
     @property
     def parameters(self) -> int:
         """Of the whole model, tied tensors once."""
@@ -123,7 +128,7 @@ class Resolver:
         return PlannedArm(
             arm=arm,
             extra=extra,
-            settings={k: v for k, v in settings.items() if k not in OF_THE_STUDY},
+            settings=PlannedArm.comparable(cli.settings),
             decoder=decoder,
             context=cli.datamodule.context_length or decoder.context_length,
             batch_size=cli.datamodule.batch_size,

@@ -35,6 +35,8 @@ class Arm:
     """Settings by dotted name, on top of the config."""
     config: str | None = None
     """A config of its own in the place of the study's base."""
+    seed_offset: int = 0
+    """Added to each of the study's seeds: an arm that differs in nothing else measures chance."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,11 +199,13 @@ def _written_out(name: str, changes: Mapping[str, Any]) -> Arm:
     require(isinstance(changes, Mapping), f"arms.{name}", changes, "give settings: `name: value`")
     rest = dict(changes)
     config, reference = rest.pop("config", None), rest.pop("reference", "base")
+    (offset,) = whole_numbers([rest.pop("seed_offset", 0)], f"arms.{name}.seed_offset")
     return Arm(
         name=name,
         reference=name if name == "base" else str(reference),
         changes=flat(rest, f"arms.{name}"),
         config=None if config is None else str(config),
+        seed_offset=offset,
     )
 
 

@@ -16,7 +16,7 @@ import torch
 import yaml
 
 from llama_lab.checkpoints import read_record, write_atomically
-from llama_lab.data.store import TokenStore
+from llama_lab.data.store import TokenStore, open_store, prepare_store
 from llama_lab.errors import UserError
 from llama_lab.generation.generate import generate, load_model, sample_text
 from llama_lab.generation.sampling import SamplingConfig
@@ -61,7 +61,7 @@ def train(
     cli = LabCLI("fit", arguments, folder=run)
     cli.fit()
     peak = memory.read()
-    store = cli.datamodule.store or cli.datamodule.opened()
+    store = open_store(prepare_store(cli.datamodule.request))
     found: dict[str, Any] = {
         "peak_bytes": peak,
         "scores": [score(last, name, changes) for name, changes in scores.items()],
