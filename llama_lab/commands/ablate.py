@@ -68,7 +68,8 @@ def build_parser(prog: str) -> Parser:
         "--threads",
         type=int | None,
         default=None,
-        help="CPU threads of each run; null shares the cores among the jobs. Kept when a study "
+        help="CPU threads of each run; null takes OMP_NUM_THREADS, or shares the "
+        "cores among the jobs. Kept when a study "
         "goes on.",
     )
     parser.add_argument(

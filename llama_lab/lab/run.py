@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,7 +56,8 @@ class StudyRun:
         study: What its file says.
         logs: The folder ``logs``.
         jobs: Runs at once.
-        threads: That each computes on; None shares the cores among the jobs.
+        threads: That each computes on; None takes OMP_NUM_THREADS, or shares the cores among the
+            jobs.
     """
 
     study: Study
@@ -80,10 +80,8 @@ class StudyRun:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         with alone_in(self.folder) as lock:
-            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
-            threads = self.threads or max(1, (cores or os.cpu_count() or 1) // self.jobs)
             self.lock = lock
-            self.ledger = Ledger.open(self.folder, threads)
+            self.ledger = Ledger.open(self.folder, self.threads or default_threads(self.jobs))
             yield self.ledger
 
     # ---- before anything is trained --------------------------------------------------------------
@@ -241,6 +239,16 @@ class StudyRun:
         )
 
 
+def default_threads(jobs: int) -> int:
+    """What the environment says, or this process's cores shared among so many runs."""
+    said = os.environ.get("OMP_NUM_THREADS", "")
+    if said.isdigit() and int(said) > 0:
+        return int(said)
+    has_affinity = hasattr(os, "sched_getaffinity")  # not on macOS and Windows
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    return max(1, cores // jobs)
+
+
 def timing_settings(planned: PlannedArm) -> dict[str, Any]:
     """What the timing of an arm's step needs to know."""
     prefix = "model.optimizer."
@@ -256,8 +264,3 @@ def timing_settings(planned: PlannedArm) -> dict[str, Any]:
         "context": planned.context,
         "precision": str(planned.settings["trainer.precision"]),
     }
-
-
-def forget(folder: Path) -> None:
-    """Delete a run's folder."""
-    shutil.rmtree(folder, ignore_errors=True)
