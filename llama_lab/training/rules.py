@@ -99,8 +99,16 @@ FREE_ON_RESUME = (
     "data.cache_dir",
     "data.corpus",  # the tokens themselves are compared
 )
-# What scoring may choose: the text and the machine, not the model.
-FREE_TO_SCORE = ("ckpt_path", "config", "trainer", "data")
+# What scoring may choose: the text and the machine, and of the model what has no weights and is
+# tried on trained ones: the scaling of rope's angles, and a fault.
+FREE_TO_SCORE = (
+    "ckpt_path",
+    "config",
+    "trainer",
+    "data",
+    "model.decoder.position.rope_scaling",
+    "model.fault",
+)
 FIXED_TO_SCORE = ("data.tokenizer", "data.vocab_size")
 IDLE_TO_SCORE = (
     "trainer.max_steps",
