@@ -5,9 +5,10 @@
 A training step (forward, loss, backward, AdamW) on one CPU thread, eager against compiled, in
 turns: medians, and the median of the turns' ratios. Each row is a process of its own with an empty
 cache; the start is the first compiled step less the first eager one. All are seconds of CPU time,
-the C++ compiler's included, which other work on the machine hardly disturbs. The last lines are the constants of ``--model.compile auto``, from the rows of
-both shapes in one precision: a saving for each call of a layer, and one for each number in its
-input. Beside them, how far losses drift apart within 20 steps from equal weights.
+the C++ compiler's included, which other work on the machine hardly disturbs. The last lines are
+the constants of ``--model.compile auto``, from the rows of both shapes in one precision: a saving
+for each call of a layer, and one for each number in its input. Beside them, how far losses drift
+apart within 20 steps from equal weights.
 """
 
 from __future__ import annotations
