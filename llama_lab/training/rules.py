@@ -95,12 +95,13 @@ FREE_ON_RESUME = (
     "trainer.enable_progress_bar",
     "trainer.default_root_dir",
     "trainer.max_steps",
+    "model.compile",
     "data.num_workers",
     "data.cache_dir",
     "data.corpus",  # the tokens themselves are compared
 )
 # What scoring may choose: the text and the machine, not the model.
-FREE_TO_SCORE = ("ckpt_path", "config", "trainer", "data")
+FREE_TO_SCORE = ("ckpt_path", "config", "trainer", "data", "model.compile")
 FIXED_TO_SCORE = ("data.tokenizer", "data.vocab_size")
 IDLE_TO_SCORE = (
     "trainer.max_steps",
@@ -130,13 +131,14 @@ def saved_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 def settings_for(verb: str, record: Record) -> dict[str, Any]:
     """The checkpoint's settings as far as they decide what ``verb`` does.
 
-    Scoring keeps the precision of the run; which devices it trained on says nothing about those
-    at hand now.
+    Scoring keeps the precision of the run; which devices it trained on, and whether its training
+    repaid compiling, says nothing about those at hand now.
     """
     if verb == "fit":
         return dict(record.config)
     settings = record.settings
     kept = {k: v for k, v in settings.items() if k not in ("checkpoint_every", "trainer")}
+    kept["model"] = {k: v for k, v in settings["model"].items() if k != "compile"}
     precision = settings.get("trainer", {}).get("precision", TRAINER_DEFAULTS["precision"])
     return {**kept, "trainer": {"precision": precision}}
 

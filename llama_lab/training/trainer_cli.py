@@ -37,7 +37,7 @@ from llama_lab.training.arguments import (
     flatten,
     without_print_config,
 )
-from llama_lab.training.callbacks import StepMetrics, StepSeeds, ValidationRecord
+from llama_lab.training.callbacks import BlockCompiler, StepMetrics, StepSeeds, ValidationRecord
 from llama_lab.training.checkpointing import AtomicCheckpointIO, RunCheckpoints
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.progress import RunProgress, closing
@@ -193,7 +193,7 @@ class LabCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """The trainer, with the callbacks of a run and intervals in optimiser steps."""
         trainer = self.config_init["trainer"]
-        own = self.run_callbacks() if self.verb == "fit" else []
+        own = [BlockCompiler(), *(self.run_callbacks() if self.verb == "fit" else [])]
         callbacks = trainer["callbacks"] or []
         plugins = trainer["plugins"] or []
         interval = trainer["val_check_interval"]
