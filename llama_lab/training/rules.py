@@ -11,7 +11,7 @@ from typing import Any
 from llama_lab.checkpoints import Record
 from llama_lab.errors import UserError
 from llama_lab.model.settings import shown
-from llama_lab.training.arguments import flatten
+from llama_lab.training.arguments import FIT_ALONE, flatten
 
 TRAINER_DEFAULTS: dict[str, Any] = {
     "max_steps": 1000,
@@ -80,6 +80,7 @@ HALF_PRECISIONS = (16, "16", "16-mixed", "16-true")
 FREE_ON_RESUME = (
     "ckpt_path",
     "config",
+    "diagnostics_every",
     "trainer.accelerator",
     "trainer.devices",
     "trainer.num_nodes",
@@ -137,7 +138,8 @@ def settings_for(verb: str, record: Record) -> dict[str, Any]:
     if verb == "fit":
         return dict(record.config)
     settings = record.settings
-    kept = {k: v for k, v in settings.items() if k not in ("checkpoint_every", "trainer")}
+    left = ("trainer", *(flag.removeprefix("--") for flag in FIT_ALONE))
+    kept = {k: v for k, v in settings.items() if k not in left}
     kept["model"] = {k: v for k, v in settings["model"].items() if k != "compile"}
     precision = settings.get("trainer", {}).get("precision", TRAINER_DEFAULTS["precision"])
     return {**kept, "trainer": {"precision": precision}}
@@ -299,8 +301,10 @@ def _check_budget(config: Any, record: Record | None) -> None:
         f"--trainer.val_check_interval {shown(interval)}: counts optimiser steps; "
         "give a whole number from 1",
     )
-    every, log_every = config["checkpoint_every"], trainer["log_every_n_steps"]
-    _require(every is None or every >= 1, f"--checkpoint_every {every}: must be 1 or more, or null")
+    for flag in FIT_ALONE:
+        every = config[flag.removeprefix("--")]
+        _require(every is None or every >= 1, f"{flag} {every}: must be 1 or more, or null")
+    log_every = trainer["log_every_n_steps"]
     _require(
         log_every is None or log_every >= 1,
         f"--trainer.log_every_n_steps {log_every}: must be 1 or more",
