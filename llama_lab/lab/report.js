@@ -98,7 +98,7 @@
     const low = Math.min(...values), high = Math.max(...values), room = 0.08 * (high - low) || 0.01;
     const names = narrow ? rows.map((row, i) => note({
       x: 0, xanchor: "left", y: at(i) + 0.22, yref: "y", align: "left", font: { size: 13 },
-      text: `<b>${wrapped(row.name, 40)}</b> · ${row.verdict}`, bgcolor: clear(style("--paper"), 0.8),
+      text: `<b>${wrapped(row.name, 22)}</b> · ${row.verdict}`, bgcolor: clear(style("--paper"), 0.8),
     })) : [];
     draw(plot, traces, {
       height: 110 + rows.length * (narrow ? 76 : 58),

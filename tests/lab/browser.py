@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import fcntl
 import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+# `sh` knows no descriptor of two digits.
+LAUNCHER = """
+import os, sys
+os.dup2(int(sys.argv[1]), 3)
+os.dup2(int(sys.argv[2]), 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 LAPTOP, PHONE = (1366, 768), (390, 844)
 
 
@@ -122,21 +131,25 @@ class Browser:
 @contextlib.contextmanager
 def chromium(path: str) -> Iterator[Browser]:
     """Start a browser with a profile of its own; it reads descriptor 3 and writes descriptor 4."""
-    theirs_in, ours_out = os.pipe()
-    ours_in, theirs_out = os.pipe()
+    their_end, ours_out = os.pipe()
+    ours_in, their_other_end = os.pipe()
+    # Out of the way of 3 and 4, onto which the launcher copies them.
+    theirs_in, theirs_out = (
+        fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (their_end, their_other_end)
+    )
     flags = "--headless --no-sandbox --disable-gpu --hide-scrollbars --remote-debugging-pipe"
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         process = subprocess.Popen(
             [
-                *("sh", "-c", f'exec "$0" "$@" 3<&{theirs_in} 4>&{theirs_out}', path),
-                *(*flags.split(), f"--user-data-dir={profile}", "about:blank"),
+                *(sys.executable, "-c", LAUNCHER, str(theirs_in), str(theirs_out)),
+                *(path, *flags.split(), f"--user-data-dir={profile}", "about:blank"),
             ],
             pass_fds=(theirs_in, theirs_out),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        os.close(theirs_in)
-        os.close(theirs_out)
+        for end in (their_end, their_other_end, theirs_in, theirs_out):
+            os.close(end)
         try:
             browser = Browser(ours_out, ours_in)
             yield browser
