@@ -110,6 +110,7 @@ def describe_family(
 
     An arm pays or costs where its t-test's p-value, adjusted by Holm's method over all arms, is
     below the level of this look. Every arm counts in the adjustment, those without a p-value too.
+    The intervals are each arm's own, so one may leave out zero where the arm is undecided.
 
     Runs that diverge leave behind those that went well. So an arm that lost a run in this way and
     looks better gets no verdict, however many seeds it has, nor does one that looks worse than a

@@ -13,7 +13,15 @@ pytest.importorskip("scipy", reason="scipy comes with the extra `lab`")
 from scipy import stats
 
 from llama_lab.lab.conclusions import ArmConclusion, Ending, Family, Runs, describe_family
-from llama_lab.lab.statistics import ALPHA, Array, decide, holm, look_levels, paired_t
+from llama_lab.lab.statistics import (
+    ALPHA,
+    Array,
+    decide,
+    holm,
+    look_levels,
+    paired_t,
+    seeds_to_decide,
+)
 
 STUDIES = 20_000
 NOISE = np.random.default_rng(3).normal(0, 0.01, 8)
@@ -157,6 +165,19 @@ def test_a_declared_look_spends_its_share_of_the_error_on_verdict_and_interval()
     assert families[0].arms[0].verdict == "undecided"
     assert "level 0.012 at look 2 of 3" in families[1].arms[0].sentence
     assert "repeated 95 % interval" in families[1].arms[0].sentence
+
+
+def test_seeds_to_come_are_counted_at_the_level_of_the_last_look() -> None:
+    plan = (3, 5, 8)
+    arm = one(runs(-0.004), plan=plan)
+    mean, sd = arm.comparison.difference, arm.comparison.sd
+    assert mean
+    assert sd
+    assert arm.more_seeds == seeds_to_decide(mean, sd, 5, look_levels(plan)[-1])
+    # Beyond the plan there is a new study, with all of the error to spend.
+    last = one(runs(-0.004), plan=(3, 5))
+    assert last.more_seeds == seeds_to_decide(mean, sd, 5, ALPHA)
+    assert last.more_seeds < arm.more_seeds
 
 
 def test_seeds_added_without_a_plan_make_the_verdict_exploratory() -> None:
