@@ -123,7 +123,7 @@ def carry_out(run: StudyRun, command: str, *, report_only: bool) -> int:
             except Stopped as stop:
                 raise Stopped(
                     stop.signum,
-                    f"{stop}; finished runs are kept and the others saved: the same command goes on",
+                    f"{stop}; finished runs are kept, others saved: the same command goes on",
                 ) from stop
     result = conclude(run, command)
     note_look(run)

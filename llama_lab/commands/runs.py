@@ -124,7 +124,9 @@ def state_of(folder: Path, receipt: Mapping[str, Any]) -> str:
     state = str(receipt["state"])
     if state != "running":
         return state
-    written = [p.stat().st_mtime for p in (folder / "metrics.csv", folder / "receipt.json") if p.exists()]
+    written = [
+        p.stat().st_mtime for p in (folder / "metrics.csv", folder / "receipt.json") if p.exists()
+    ]
     return state if time.time() - max(written) < SECONDS_OF_SILENCE else "interrupted"
 
 

@@ -104,7 +104,8 @@ def collect_run(study: Study, run: Run, folder: Path, reference: RunResult | Non
     validations = [point for point in curve if point.val_loss is not None]
     best = min(validations, key=lambda p: p.val_loss or 0.0, default=None)
     rates = [rate for row in rows if (rate := number(row, "tokens_per_second")) is not None]
-    goal = best.val_loss if reference is None and best else reference and reference.best_loss
+    own = best.val_loss if best else None
+    goal = own if reference is None else reference.best_loss
     reached = next(
         (p for p in validations if goal is not None and (p.val_loss or 0.0) <= goal), None
     )
@@ -120,7 +121,7 @@ def collect_run(study: Study, run: Run, folder: Path, reference: RunResult | Non
         tokens=receipt.get("tokens", 0),
         seconds=receipt.get("wall_seconds"),
         last_loss=validations[-1].val_loss if validations else None,
-        best_loss=best.val_loss if best else None,
+        best_loss=own,
         best_step=best.step if best else None,
         tokens_per_second=median(rates),
         peak_bytes=outcome.get("peak_bytes"),

@@ -161,7 +161,9 @@ def notes(run: StudyRun, by_arm: dict[str, list[RunResult]]) -> list[str]:
                 f"{', '.join(map(str, leaks))}): its loss is no loss of a language model."
             )
     if study.match != "none":
-        unmatched = [p.arm.name for p in run.arms if not p.matched and p.arm.reference != p.arm.name]
+        unmatched = [
+            p.arm.name for p in run.arms if not p.matched and p.arm.reference != p.arm.name
+        ]
         found.append(
             f"Arms are matched to the base by {study.match}"
             + (f"; {', '.join(unmatched)} needed no change." if unmatched else ".")

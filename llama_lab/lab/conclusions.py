@@ -149,7 +149,7 @@ def describe_family(
         strange = (set(runs.values) | set(runs.lost)) - set(seeds)
         if strange or set(runs.values) & set(runs.lost):
             raise ValueError(f"{name} has runs of strange seeds, or with both value and ending")
-    against = {name: (BASE, base) for name in arms}
+    against = dict.fromkeys(arms, (BASE, base))
     against |= {name: (other, arms[other]) for name, other in (references or {}).items()}
     look = _Look(
         against=against,
@@ -222,7 +222,8 @@ class _Look:
     def judge(
         self, name: str, runs: Runs, comparison: Comparison, p_holm: float | None
     ) -> ArmConclusion:
-        lost = (*self.lost("arm", runs), *self.lost("base", self.base))
+        reference, base = self.against[name]
+        lost = (*self.lost("arm", runs), *self.lost("base", base))
         unfinished = self.unfinished(name, runs)
         doubt = self.doubt(comparison, lost, unfinished)
         verdict = "no verdict" if doubt else self.verdict(comparison, p_holm)

@@ -139,7 +139,8 @@ class Pool:
             while_waiting: Called now and then with the jobs under way, in the caller's thread.
             seconds_between: How often.
         """
-        waiting, under_way = list(jobs), {}
+        waiting = list(jobs)
+        under_way: dict[int, Job] = {}
         changed = threading.Condition()
         answers: list[tuple[int, Job, dict[str, Any]]] = []
 

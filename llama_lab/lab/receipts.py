@@ -11,8 +11,8 @@ from typing import Any
 from llama_lab.data.batches import OrderDigest, TrainingWindows
 from llama_lab.errors import RunError
 from llama_lab.lab.plan import PlannedArm
-from llama_lab.model.decoder import Decoder
 from llama_lab.model.accounting import on_meta, part_of
+from llama_lab.model.decoder import Decoder
 
 Receipt = Mapping[str, Any]
 BLOCK = 1 << 16
@@ -36,7 +36,12 @@ def refuse_other_work(
     where = f"study stopped: arm {planned.arm.name}, seed {seed}"
     _same(where, "token store", receipt["store"]["sha256"], planned.store.digest)
     _same(where, "sequences consumed", receipt["sequences"], planned.steps * planned.batch_size)
-    _same(where, "order of the data", receipt["order"], expected_order(planned, seed + planned.arm.seed_offset))
+    _same(
+        where,
+        "order of the data",
+        receipt["order"],
+        expected_order(planned, seed + planned.arm.seed_offset),
+    )
     reference = receipts.get(base.arm.name)
     if reference is None or planned is base:
         return

@@ -134,7 +134,7 @@ def parse_study(stem: str, content: Mapping[str, Any]) -> Study:
     )  # fmt: skip
     looks = whole_numbers(content.get("looks") or [], "looks")
     require(
-        all(2 <= look for look in looks) and sorted(set(looks)) == list(looks),
+        all(look >= 2 for look in looks) and sorted(set(looks)) == list(looks),
         "looks", list(looks), "numbers of seeds in rising order, from 2",
     )  # fmt: skip
     decode = content.get("decode")

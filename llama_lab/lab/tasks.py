@@ -88,7 +88,7 @@ def score(checkpoint: Path, name: str, changes: Mapping[str, Any]) -> dict[str, 
 def look_at(
     checkpoint: Path, store: TokenStore, decode: Mapping[str, int] | None, probe: bool
 ) -> dict[str, Any]:
-    """A sample, the longest passage that it shares with the training text, and what is asked for."""
+    """A sample, what of it stands in the training text, and what else is asked for."""
     model = load_model(checkpoint)
     seed = int(read_record(checkpoint).config["seed_everything"])
     sample = sample_text(
