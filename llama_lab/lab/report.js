@@ -123,20 +123,22 @@
   function curves(plot) {
     const { axis: x, measure } = choice;
     const traces = [];
+    // Many bands on each other would hide the means: the more arms, the fainter.
+    const faint = Math.min(1, 4 / Math.max(1, data.arms.length - hidden.size));
     data.arms.forEach((arm, i) => {
       const { runs, mean } = data.curves.arms[i][measure];
       const look = looks[i], colour = style(look.colour), name = plain(arm.name);
       const trace = (more) => ({ type: "scatter", meta: { arm: i }, visible: !hidden.has(i), ...more });
       if (mean && mean.low) traces.push(trace({
         x: [...mean[x], ...mean[x].slice().reverse()], y: [...mean.high, ...mean.low.slice().reverse()],
-        mode: "lines", line: { width: 0 }, fill: "toself", fillcolor: clear(colour, 0.16), hoverinfo: "skip",
+        mode: "lines", line: { width: 0 }, fill: "toself", fillcolor: clear(colour, 0.16 * faint), hoverinfo: "skip",
       }));
       for (const run of runs) {
         const failed = run.end !== "finished";
         const last = run.y.map((_, k) => (failed && k === run.y.length - 1 ? 9 : 0));
         traces.push(trace({
           x: run[x], y: run.y, mode: failed ? "lines+markers" : "lines",
-          line: { width: failed ? 1.5 : 0.8, color: clear(colour, failed ? 0.9 : 0.45), dash: failed ? "dot" : "solid" },
+          line: { width: failed ? 1.5 : 0.8, color: clear(colour, failed ? 0.9 : 0.45 * faint), dash: failed ? "dot" : "solid" },
           marker: { size: last, symbol: "x", color: colour, line: { width: 0 } },
           hovertemplate: `${name}, seed ${run.seed}: ${run.end}<br>%{y:.4f} at %{x:.4~s}<extra></extra>`,
         }));
