@@ -56,19 +56,22 @@
     hoverlabel: { bgcolor: style("--raised"), bordercolor: style("--line"), font: { color: style("--ink") } },
     hovermode: "closest", dragmode: NARROW.matches ? false : "zoom",
     modebar: { bgcolor: "rgba(0,0,0,0)", color: style("--quiet"), activecolor: style("--ink") },
-    margin: { l: 56, r: 16, t: 16, b: 48 }, ...more,
+    margin: { l: 56, r: 16, t: 16, b: 48 },
+    uirevision: "same", // what a reader zoomed into stays when colours or widths change
+    ...more,
   });
   // Of Plotly's buttons only those that keep the reader's data here. Where there is no room they
   // would cover the drawing; a swipe then scrolls the page.
   const config = () => ({
-    responsive: true, displayModeBar: !NARROW.matches && "hover",
+    displayModeBar: !NARROW.matches && "hover",
     modeBarButtons: [["zoom2d", "pan2d", "resetScale2d", "toImage"]], displaylogo: false,
   });
   const draw = (plot, traces, more, buttons = config()) => {
     // Plotly takes a new config at the first drawing only.
     if (plot.buttons !== undefined && plot.buttons !== buttons.displayModeBar) Plotly.purge(plot);
     plot.buttons = buttons.displayModeBar;
-    return Plotly.react(plot, traces, layout(more), buttons);
+    // Plotly's own resizing forgets the height that it is given, and what it draws in between.
+    return Plotly.react(plot, traces, layout({ width: plot.clientWidth, ...more }), buttons);
   };
 
   function forest(plot) {
@@ -120,20 +123,22 @@
   function curves(plot) {
     const { axis: x, measure } = choice;
     const traces = [];
+    // Many bands on each other would hide the means: the more arms, the fainter.
+    const faint = Math.min(1, 4 / Math.max(1, data.arms.length - hidden.size));
     data.arms.forEach((arm, i) => {
       const { runs, mean } = data.curves.arms[i][measure];
       const look = looks[i], colour = style(look.colour), name = plain(arm.name);
       const trace = (more) => ({ type: "scatter", meta: { arm: i }, visible: !hidden.has(i), ...more });
       if (mean && mean.low) traces.push(trace({
         x: [...mean[x], ...mean[x].slice().reverse()], y: [...mean.high, ...mean.low.slice().reverse()],
-        mode: "lines", line: { width: 0 }, fill: "toself", fillcolor: clear(colour, 0.16), hoverinfo: "skip",
+        mode: "lines", line: { width: 0 }, fill: "toself", fillcolor: clear(colour, 0.16 * faint), hoverinfo: "skip",
       }));
       for (const run of runs) {
         const failed = run.end !== "finished";
         const last = run.y.map((_, k) => (failed && k === run.y.length - 1 ? 9 : 0));
         traces.push(trace({
           x: run[x], y: run.y, mode: failed ? "lines+markers" : "lines",
-          line: { width: failed ? 1.5 : 0.8, color: clear(colour, failed ? 0.9 : 0.45), dash: failed ? "dot" : "solid" },
+          line: { width: failed ? 1.5 : 0.8, color: clear(colour, failed ? 0.9 : 0.45 * faint), dash: failed ? "dot" : "solid" },
           marker: { size: last, symbol: "x", color: colour, line: { width: 0 } },
           hovertemplate: `${name}, seed ${run.seed}: ${run.end}<br>%{y:.4f} at %{x:.4~s}<extra></extra>`,
         }));
@@ -146,7 +151,7 @@
       }));
     });
     draw(plot, traces, {
-      height: NARROW.matches ? 360 : 460,
+      height: NARROW.matches ? 360 : 460, uirevision: `${x} ${measure} ${choice.start}`,
       xaxis: axis({ title: { text: data.axes[x].title }, rangemode: "tozero", nticks: NARROW.matches ? 5 : 10 }),
       yaxis: axis({ title: { text: data.curves.measures[measure].title }, range: ending(x, measure) }),
     });
@@ -260,7 +265,11 @@
   press();
   redraw();
   DARK.addEventListener("change", redraw);
-  NARROW.addEventListener("change", redraw);
+  let waiting;
+  window.addEventListener("resize", () => {
+    clearTimeout(waiting);
+    waiting = setTimeout(redraw, 60);
+  });
   // Paper is white: the style sheet's dark colours are for screens alone.
   window.matchMedia("print").addEventListener("change", redraw);
   window.addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((box) => { box.open = true; }));

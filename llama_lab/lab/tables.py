@@ -130,6 +130,7 @@ def tests(result: StudyResult) -> Table:
     """The statistics of each comparison."""
     header = (
         "arm",
+        "against",
         "verdict",
         "seeds",
         "mean difference",
@@ -139,6 +140,7 @@ def tests(result: StudyResult) -> Table:
         "Holm p",
         "sign-flip p",
     )
+    references = {arm.name: arm.reference for arm in result.arms}
     rows = []
     for arm in compared(result):
         c = arm["comparison"]
@@ -146,6 +148,7 @@ def tests(result: StudyResult) -> Table:
         rows.append(
             (
                 arm["name"],
+                references[arm["name"]],
                 arm["verdict"],
                 str(len(c["seeds"])),
                 number(c["difference"], sign="+"),
@@ -156,7 +159,7 @@ def tests(result: StudyResult) -> Table:
                 flip,
             )
         )
-    return Table(header, tuple(rows), names=2)
+    return Table(header, tuple(rows), names=3)
 
 
 def interval(comparison: dict[str, Any]) -> str:

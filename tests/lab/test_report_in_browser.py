@@ -155,12 +155,32 @@ def test_nothing_is_wider_than_the_screen(
     # Nor is a text of a chart cut off.
     cut = """[...document.querySelectorAll('.plot svg text')].map(t => t.getBoundingClientRect())
         .filter(r => r.width && (r.left < -1 || r.right > innerWidth + 1)).length"""
+    squeezed = """[...document.querySelectorAll('.plot')]
+        .filter(p => p.offsetHeight !== p.querySelector('.main-svg').height.baseVal.value).length"""
     for size in (LAPTOP, PHONE):
         browser.resize(size)
+        browser.settle()  # what a chart does late counts too
         assert browser.run("innerWidth") == size[0]
         assert overflow(browser) <= 0
-        assert browser.run(cut) == 0
+        assert browser.run(cut) == browser.run(squeezed) == 0
+        assert overlapping_names(browser) == []
     assert browser.errors == []
+
+
+def overlapping_names(browser: Browser) -> list[str]:
+    """Names in the forest plot that lie on others, at the side or above their intervals."""
+    names: list[tuple[str, float, float, float, float]] = browser.run(
+        """[...document.querySelectorAll(
+            '[data-chart=forest] .ytick text, [data-chart=forest] .annotation-text')]
+        .map(t => [t.textContent, t.getBoundingClientRect()]).filter(([_, r]) => r.width)
+        .map(([name, r]) => [name, r.left, r.right, r.top + 1, r.bottom - 1])"""
+    )
+    return [
+        f"{name} on {other}"
+        for i, (name, left, right, top, bottom) in enumerate(names)
+        for other, its_left, its_right, its_top, its_bottom in names[:i]
+        if left < its_right and its_left < right and top < its_bottom and its_top < bottom
+    ]
 
 
 def test_the_page_and_its_charts_follow_the_colour_scheme(browser: Browser, show: Open) -> None:
