@@ -40,7 +40,9 @@ def read_tokenizer(folder: Path, config: Values, vocab_size: int) -> Tokenizer:
 
 
 def _end_of_text(folder: Path, config: Values, vocab_size: int) -> int | None:
-    """The id that ends a text, the first of several; the generation config's goes first."""
+    """The id that ends a text, the first of several that the model has; the generation config's
+    goes first.
+    """
     path = folder / GENERATION_CONFIG_FILE
     sources = [Values(read_json(path), f"{path}: ")] if path.is_file() else []
     for values in (*sources, config):
@@ -48,9 +50,10 @@ def _end_of_text(folder: Path, config: Values, vocab_size: int) -> int | None:
         ids = value if isinstance(value, list) else [value]
         if not ids or ids[0] is None:
             continue
-        if any(type(i) is not int or not 0 <= i < vocab_size for i in ids):
-            values.refuse("eos_token_id", f"must be ids below the vocabulary size {vocab_size}")
-        return int(ids[0])
+        if any(type(i) is not int or i < 0 for i in ids):
+            values.refuse("eos_token_id", "must be ids, whole numbers from 0 on")
+        # A family's usual one in a model with fewer ids, which never gives it.
+        return next((i for i in ids if i < vocab_size), None)
     return None
 
 

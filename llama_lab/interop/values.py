@@ -11,7 +11,8 @@ from typing import Any, NoReturn
 from llama_lab.errors import UserError
 from llama_lab.model.settings import is_number, shown
 
-LARGEST_JSON = 1 << 28  # bytes: the largest tokenizer.json about is a seventh of it
+LARGEST_TEXT = 1 << 28  # bytes: the largest tokenizer.json about is a seventh of it
+LARGEST_JSON = 1 << 24  # bytes: an index of 100,000 tensors; read, JSON may take 20 times as many
 # The largest size of any one thing; a file that claims more is wrong, and costs time to disprove.
 LARGEST = 1 << 24
 LARGEST_COUNT = 1 << 16  # of layers, heads, or a head's width
@@ -24,7 +25,7 @@ def read_json(path: Path) -> dict[str, Any]:
         UserError: It is missing, too large, or anything else.
     """
     try:
-        content = json.loads(read_text(path), parse_constant=_refuse_constant)
+        content = json.loads(read_text(path, most=LARGEST_JSON), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not a JSON file ({error})") from error
     if not isinstance(content, dict):
@@ -32,12 +33,12 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def read_text(path: Path) -> str:
-    """A UTF-8 file of bearable size."""
+def read_text(path: Path, *, most: int = LARGEST_TEXT) -> str:
+    """A UTF-8 file of at most so many bytes."""
     if not path.is_file():
         raise UserError(f"{path}: no such file")
     size = path.stat().st_size
-    if size > LARGEST_JSON:
+    if size > most:
         raise UserError(f"{path}: {size:,} bytes are too many for such a file")
     try:
         return path.read_text(encoding="utf-8")
@@ -73,13 +74,15 @@ class Values:
         value = shown(self.content.get(key))
         raise UserError(f"{self.where}{key} {value[:80]}: {remedy}")
 
-    def whole(self, key: str, default: Any = REQUIRED, *, most: int = LARGEST) -> Any:
-        """A whole number from 1 to ``most``."""
+    def whole(
+        self, key: str, default: Any = REQUIRED, *, least: int = 1, most: int = LARGEST
+    ) -> Any:
+        """A whole number from ``least`` to ``most``."""
         value = self._value(key, default)
         if value is default:
             return value
-        if not (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most):
-            self.refuse(key, f"must be a whole number from 1 to {most:,}")
+        if not (isinstance(value, int) and not isinstance(value, bool) and least <= value <= most):
+            self.refuse(key, f"must be a whole number from {least} to {most:,}")
         return value
 
     def number(self, key: str, default: Any = REQUIRED) -> Any:

@@ -94,8 +94,17 @@ def test_a_config_that_lies_is_refused(folder, refusal, values, words) -> None:
     spoil(folder, **values)
     if words is None:
         (folder / "generation_config.json").unlink()
-        words = "eos_token_id -1: must be ids below"
+        words = "eos_token_id -1: must be ids"
     assert words in refusal()
+
+
+@pytest.mark.parametrize("name", ["config.json", INDEX, "generation_config.json"])
+def test_a_file_that_is_too_long_for_its_kind_is_refused_unread(folder, refusal, name) -> None:
+    """A hundred bytes of memory may stand behind three of ``[],``."""
+    if name == INDEX:
+        (folder / "model.safetensors").unlink()
+    (folder / name).write_bytes(b'{"a": [' + b"[]," * (6 << 20) + b"[]]}")
+    assert f"{name}: 18,874,379 bytes are too many" in refusal()
 
 
 @pytest.mark.parametrize(
