@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def read_tokenizer(folder: Path, config: Values, vocab_size: int) -> Tokenizer:
     """
     end = _end_of_text(folder, config, vocab_size)
     path = folder / TOKENIZER_FILE
-    if not path.is_file():
+    if not os.path.lexists(path):
         return IdsTokenizer(vocab_size, end)
     try:
         return HuggingFaceTokenizer(read_text(path), end_of_text=end, n_ids=vocab_size)
@@ -44,7 +45,7 @@ def _end_of_text(folder: Path, config: Values, vocab_size: int) -> int | None:
     goes first.
     """
     path = folder / GENERATION_CONFIG_FILE
-    sources = [Values(read_json(path), f"{path}: ")] if path.is_file() else []
+    sources = [Values(read_json(path), f"{path}: ")] if os.path.lexists(path) else []
     for values in (*sources, config):
         value = values.get("eos_token_id")
         ids = value if isinstance(value, list) else [value]

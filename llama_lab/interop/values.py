@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
+import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,20 +13,22 @@ from llama_lab.errors import UserError
 from llama_lab.model.settings import is_number, shown
 
 LARGEST_TEXT = 1 << 28  # bytes: the largest tokenizer.json about is a seventh of it
-LARGEST_JSON = 1 << 24  # bytes: an index of 100,000 tensors; read, JSON may take 20 times as many
+# Bytes of JSON that is read whole, which may take 50 times as many: of a config, and of an index of
+# 100,000 tensors.
+LARGEST_CONFIG, LARGEST_INDEX = 1 << 20, 1 << 24
 # The largest size of any one thing; a file that claims more is wrong, and costs time to disprove.
 LARGEST = 1 << 24
 LARGEST_COUNT = 1 << 16  # of layers, heads, or a head's width
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file that holds an object.
+def read_json(path: Path, *, most: int = LARGEST_CONFIG) -> dict[str, Any]:
+    """A JSON file of at most so many bytes that holds an object.
 
     Raises:
         UserError: It is missing, too large, or anything else.
     """
     try:
-        content = json.loads(read_text(path, most=LARGEST_JSON), parse_constant=_refuse_constant)
+        content = json.loads(read_text(path, most=most), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not a JSON file ({error})") from error
     if not isinstance(content, dict):
@@ -36,7 +39,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_text(path: Path, *, most: int = LARGEST_TEXT) -> str:
     """A UTF-8 file of at most so many bytes."""
     if not path.is_file():
-        raise UserError(f"{path}: no such file")
+        raise UserError(f"{path}: {missing(path)}")
     size = path.stat().st_size
     if size > most:
         raise UserError(f"{path}: {size:,} bytes are too many for such a file")
@@ -44,6 +47,11 @@ def read_text(path: Path, *, most: int = LARGEST_TEXT) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read as UTF-8 text ({error})") from error
+
+
+def missing(path: Path) -> str:
+    """What is wrong where no file is: nothing is, or a folder, a pipe or a broken link."""
+    return "not a file" if os.path.lexists(path) else "no such file"
 
 
 def _refuse_constant(word: str) -> NoReturn:
@@ -90,7 +98,7 @@ class Values:
         value = self._value(key, default)
         if value is default:
             return value
-        if not (is_number(value) and value > 0 and math.isfinite(value)):
+        if not (is_number(value) and 0 < value <= sys.float_info.max):
             self.refuse(key, "must be a finite number above 0")
         return float(value)
 
