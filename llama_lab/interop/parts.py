@@ -62,7 +62,10 @@ def _bases(parts: Parts) -> Parts:
     """Rope's base, and the one of windowed layers where it is another."""
     theta, local = parts.get("position.rope_theta"), parts.get("position.rope_local_theta")
     if local is not None and "G" not in layer_windows(parts):
-        return {"position.rope_theta": local, "position.rope_local_theta": None}
+        # Nor is any layer stretched: those with a base of their own are left alone.
+        unscaled: Parts = {name: None for name in parts if name.startswith(f"{SCALING}.")}
+        unscaled[f"{SCALING}.kind"] = "none"
+        return {"position.rope_theta": local, "position.rope_local_theta": None, **unscaled}
     # Windowed layers with a base of their own are not stretched with the others.
     if local == theta and parts.get(f"{SCALING}.kind") in NEUTRAL:
         return {"position.rope_local_theta": None}

@@ -124,6 +124,22 @@ CASES = {
         },
         (*GEMMA, "feed_forward.kind=geglu_tanh", SCALING),
     ),
+    "gemma3-stretched-in-no-layer": Case(
+        "Gemma3Text",
+        {
+            "head_dim": 8,
+            "query_pre_attn_scalar": 8,
+            "sliding_window": 8,
+            "layer_types": [LOCAL] * 3,
+            "rope_parameters": {
+                FULL: {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                LOCAL: {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+        (*GEMMA, "feed_forward.kind=geglu_tanh", SCALING),
+    ),
+    # Ids that its config has by default, and a small vocabulary has not.
+    "gpt2-usual-ends": Case("GPT2", {**GPT2, "bos_token_id": 50256, "eos_token_id": 50256}),
 }
 TOKENS = torch.randint(61, (2, 48), generator=torch.Generator().manual_seed(0))
 
