@@ -140,12 +140,20 @@ def read_record(path: str | Path) -> Record:
     )
 
 
-def check_weights(wanted: Mapping[str, torch.Tensor], record: Record) -> None:
-    """Hold a checkpoint's tensors against those of the architecture that it names.
+def check_weights(
+    wanted: Mapping[str, torch.Tensor],
+    record: Record,
+    *,
+    flag: str = "--ckpt_path",
+    remedy: str = "the file was edited or put together from two models, take another checkpoint",
+) -> None:
+    """Hold a checkpoint's tensors against those of an architecture.
 
     Args:
         wanted: The architecture's ``state_dict``; ``meta`` tensors will do.
         record: The checkpoint.
+        flag: The setting that names the checkpoint.
+        remedy: What to do where they differ.
 
     Raises:
         UserError: A tensor is missing, surplus, or of another shape; it is named.
@@ -161,8 +169,7 @@ def check_weights(wanted: Mapping[str, torch.Tensor], record: Record) -> None:
     if faults:
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
         raise UserError(
-            f"--ckpt_path {record.path}: weights and architecture differ: {faults[0]}{more}; "
-            "the file was edited or put together from two models, take another checkpoint"
+            f"{flag} {record.path}: weights and architecture differ: {faults[0]}{more}; {remedy}"
         )
 
 
