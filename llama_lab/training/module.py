@@ -157,6 +157,7 @@ class LanguageModel(LightningModule):
             remedy="give the checkpoint's own settings",
         )
         self.decoder.load_state_dict(record.weights)
+        self.run.weights_fault = record.fault
 
     @property
     def _datamodule(self) -> TextDataModule | None:
