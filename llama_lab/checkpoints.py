@@ -1,4 +1,4 @@
-"""What a checkpoint holds, how it is read, and how it reaches the disk whole.
+"""What a checkpoint holds, and how it is read.
 
 A checkpoint is Lightning's own dictionary with one key more, ``llama_lab``: plain numbers,
 strings, lists and dicts, so that loading weights only is enough. With it a file is whole in
@@ -7,15 +7,13 @@ itself: architecture, tokenizer, settings and step.
 
 from __future__ import annotations
 
-import os
-import tempfile
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
-from llama_lab.errors import RunError, UserError
+from llama_lab.errors import UserError
 
 if TYPE_CHECKING:
     import torch
@@ -193,42 +191,3 @@ def own_part(
         "config": dict(config),
         "progress": dict(progress),
     }
-
-
-def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
-    """Write a file so that its name never stands for half of it, even over a power cut.
-
-    The bytes go to a temporary file in the same folder (a rename across file systems would copy),
-    are forced to the disk, and take the name in one step.
-
-    Raises:
-        RunError: The disk is full or refuses.
-    """
-    temporary = None
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~umask())
-        os.replace(temporary, path)
-    except BaseException as error:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
-        if not isinstance(error, OSError | RuntimeError):  # torch.save wraps a full disk
-            raise
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, OSError):
-            cause = cause.__cause__ or cause.__context__
-        reason = cause.strerror if cause is not None and cause.strerror else error
-        raise RunError(
-            f"cannot write {path} ({reason}); what stood there before is untouched"
-        ) from error
-
-
-def umask() -> int:
-    """The mode bits that new files are denied; there is no way to read it without setting it."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

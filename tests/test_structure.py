@@ -22,12 +22,10 @@ ORDER = [
     {"generation", "interop"},
     {"data"},
     {"parsing"},
-    {"checkpoints", "configs"},
+    {"checkpoints", "configs", "files"},
     {"errors"},
     {"model"},
 ]
-# Found by every room but the model, which knows torch and itself alone.
-LOW = {"configs", "checkpoints", "errors", "parsing"}
 LIGHTNING = {"training", "lab", "data.datamodule"}
 
 

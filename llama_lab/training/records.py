@@ -6,9 +6,8 @@ import contextlib
 import csv
 import io
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -16,8 +15,8 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
-from llama_lab.checkpoints import write_atomically
 from llama_lab.configs import new_run_folder, unwritable
+from llama_lab.files import write_atomically
 from llama_lab.training.module import LanguageModel
 
 COLUMNS = (
@@ -106,7 +105,7 @@ class MetricsCsv(Logger):
         writer = csv.DictWriter(text, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-        write_atomically(self.path, lambda file: file.write(text.getvalue().encode()))
+        write_atomically(self.path, text.getvalue().encode())
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
@@ -150,11 +149,7 @@ class RunEvents(TensorBoardLogger):
             writer = RecordWriter(data)
             for raw in kept:
                 writer.write(raw)
-            write_atomically(path, partial(_write_bytes, data.getvalue()))
-
-
-def _write_bytes(data: bytes, file: IO[bytes]) -> None:
-    file.write(data)
+            write_atomically(path, data.getvalue())
 
 
 class RunFolder(Callback):
@@ -181,7 +176,7 @@ class RunFolder(Callback):
             try:
                 (folder / "checkpoints").mkdir(exist_ok=True)
                 text = yaml.safe_dump(self.config, sort_keys=False, allow_unicode=True)
-                write_atomically(folder / "config.yaml", lambda file: file.write(text.encode()))
+                write_atomically(folder / "config.yaml", text.encode())
             except OSError as error:
                 raise unwritable(folder, error) from error
         trainer.loggers = [MetricsCsv(folder), RunEvents(folder), *trainer.loggers]
