@@ -90,6 +90,26 @@ def test_names_paths_bare_decoder_files_and_presets_say_the_same(here, capsys):
     assert content["decoder"] == asdict(DecoderConfig(dim=32, vocab_size=9))
 
 
+def test_a_preset_is_a_whole_decoder_and_single_flags_change_it_wherever_they_stand(here, capsys):
+    (here / "configs/decoders/small.yaml").write_text("{dim: 64, vocab_size: 100}\n")
+    (here / "run.yaml").write_text("model: {decoder: {n_layers: 9, norm: {kind: layernorm}}}\n")
+    preset = ("--model.decoder", "small")
+    assert described(capsys, "run", *preset)["decoder"] == asdict(
+        DecoderConfig(dim=64, vocab_size=100)
+    )
+    before = described(capsys, "run", "--model.decoder.dim=32", *preset)
+    assert before["decoder"] == asdict(DecoderConfig(dim=32, vocab_size=100))
+    inline = described(capsys, "run", "--model.decoder", '{"vocab_size": 9}')
+    assert inline["decoder"]["n_layers"] == 9
+
+
+def test_a_faulty_preset_is_named(here):
+    (here / "configs/decoders/bad.yaml").write_text("{dim: 7}\n")
+    (here / "run.yaml").write_text("model: {decoder: bad}\n")
+    for arguments in (["run"], ["llama", "--model.decoder", "bad"]):
+        assert refusal(*arguments).startswith("configs/decoders/bad.yaml: --model.decoder.dim 7")
+
+
 def test_a_config_without_a_decoder_describes_the_default_one(here, capsys):
     (here / "plain.yaml").write_text("trainer: {max_steps: 5}\n")
     content = described(capsys, "plain", *flags({"vocab_size": 50}))
@@ -132,7 +152,7 @@ def test_a_null_vocabulary_is_asked_for(here):
         ("{dim: 2020-01-01}", ["bad.yaml: ", "--model.decoder.dim 2020-01-01"]),
         ("{norm: null}", ["bad.yaml: ", "--model.decoder.norm null"]),
         ("model: {decoder: [1]}", ["bad.yaml: model.decoder [1]"]),
-        ("model: {decoder: absent}", ["absent: no such file"]),
+        ("model: {decoder: absent}", ["--model.decoder absent: no such preset or file"]),
         ("dim: [", ["bad.yaml: not a YAML file"]),
         ("", ["bad.yaml: no settings in it"]),
     ],
@@ -153,7 +173,7 @@ def test_a_faulty_file_is_refused_in_one_line(here, text, words):
         (["llama", "--format", "xml"], "--format xml: must be table or json"),
         (["llama", "--model.decoder.norm.bias", "true"], "set --model.decoder.norm.bias null"),
         (["llama", "--model.decoder.attention.n_kv_heads", "3"], "n_kv_heads 3"),
-        (["llama", "--model.decoder", "absent"], "absent: no such file"),
+        (["llama", "--model.decoder", "absent"], "--model.decoder absent: no such preset"),
         (["llama", "--model.decoder"], "--model.decoder: its value is missing"),
         ([], "NAME_OR_FILE is missing"),
     ],
