@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -132,51 +131,3 @@ def cache_bytes(config: DecoderConfig, context: int, dtype: torch.dtype) -> Cach
         seen += a_position * _seen(context, kind.window)
         storage += size
     return CacheBytes(per_token, seen, storage)
-
-
-Precision = Literal["32-true", "bf16-mixed", "bf16-true"]
-
-
-class PrecisionParts(NamedTuple):
-    """In what a precision keeps things from step to step."""
-
-    weights: torch.dtype
-    gradients: torch.dtype
-    states: torch.dtype
-
-
-# bf16-mixed keeps float32 and casts for each product (Micikevicius et al. 2018, arXiv:1710.03740).
-# For bf16-true the states are reckoned in float32, the upper bound: torch's own AdamW keeps them in
-# the weights' type, so that its total is 8 bytes a parameter and not 12.
-PRECISIONS: dict[Precision, PrecisionParts] = {
-    "32-true": PrecisionParts(torch.float32, torch.float32, torch.float32),
-    "bf16-mixed": PrecisionParts(torch.float32, torch.float32, torch.float32),
-    "bf16-true": PrecisionParts(torch.bfloat16, torch.bfloat16, torch.float32),
-}
-# Numbers that an optimiser remembers for each parameter.
-OPTIMIZER_STATES = {"adamw": 2}
-
-
-@dataclass(frozen=True)
-class TrainingMemory:
-    """Bytes that training holds from step to step: without activations, and without the casts
-    that a mixed precision makes on the way."""
-
-    weights: int
-    gradients: int
-    optimizer_states: int
-
-    @property
-    def total(self) -> int:
-        """All three."""
-        return self.weights + self.gradients + self.optimizer_states
-
-
-def training_memory(n_parameters: int, precision: Precision, optimizer: str) -> TrainingMemory:
-    """What so many parameters, each of them trained on one device, hold in training."""
-    weights, gradients, states = PRECISIONS[precision]
-    return TrainingMemory(
-        weights=n_parameters * weights.itemsize,
-        gradients=n_parameters * gradients.itemsize,
-        optimizer_states=n_parameters * OPTIMIZER_STATES[optimizer] * states.itemsize,
-    )

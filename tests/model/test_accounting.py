@@ -8,12 +8,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from llama_lab.model.accounting import (
-    PRECISIONS,
     cache_bytes,
     count_parameters,
     flops_per_token,
     on_meta,
-    training_memory,
 )
 from llama_lab.model.cache import DecoderCache
 from llama_lab.model.decoder import Decoder, DecoderConfig
@@ -249,23 +247,3 @@ def test_cache_bytes_are_those_of_the_cache_that_is_filled() -> None:
     assert counted.seen == (16 + 16 + 100) * a_position
     assert cache_bytes(config, 100, torch.float32).seen == 2 * counted.seen
     assert cache_bytes(config, 9, torch.bfloat16).seen == 9 * 3 * a_position
-
-
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_training_memory_is_what_a_step_leaves(precision: str) -> None:
-    config = DecoderConfig(dim=32, n_layers=2, vocab_size=50)
-    decoder = Decoder(config).to(PRECISIONS[precision].weights)
-    optimizer = torch.optim.AdamW(decoder.parameters())
-    tokens = torch.zeros((2, 8), dtype=torch.long)
-    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
-        decoder.loss(decoder(tokens), tokens, reduction="mean").backward()
-    optimizer.step()
-    parameters = list(decoder.parameters())
-    memory = training_memory(sum(p.numel() for p in parameters), precision, "adamw")
-    assert memory.weights == sum(p.nbytes for p in parameters)
-    assert memory.gradients == sum(p.grad.nbytes for p in parameters)
-    states = [s for p in parameters for s in optimizer.state[p].values() if s.numel() > 1]
-    # torch's AdamW remembers in the weights' type, where two float32 numbers are reckoned.
-    of_float32 = 2 if precision == "bf16-true" else 1
-    assert memory.optimizer_states == of_float32 * sum(s.nbytes for s in states)
-    assert memory.total == memory.weights + memory.gradients + memory.optimizer_states
