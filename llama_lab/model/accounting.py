@@ -86,8 +86,10 @@ def flops_per_token(decoder: Decoder, context: int) -> FlopCount:
 
     Every matrix that a token passes takes 2 a weight, the head among them, tied or not; scores and
     values take 4 H E a layer for each position seen. All ``context`` positions count as seen (no
-    causal discount, as in PaLM's appendix B, arXiv:2204.02311), in a windowed layer its window.
-    Norms, activations and the embedding's lookup are left out.
+    causal discount, as in PaLM's appendix B, arXiv:2204.02311), in a windowed layer its window:
+    what has to be computed. The scores that attention computes only to hide them are no work of the
+    model's: a mask's, and in blocks of a window as many again, at most. Norms, activations and the
+    embedding's lookup are left out.
     """
     config = decoder.config
     weights = sum(m.weight.numel() for m in decoder.modules() if isinstance(m, nn.Linear))
