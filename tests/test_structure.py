@@ -70,6 +70,14 @@ def test_lightning_stays_in_its_rooms_and_torch_is_all_that_the_model_needs(path
         assert not packages & {"numpy", "jsonargparse", "rich", "yaml", "tokenizers"}
 
 
+@pytest.mark.parametrize(
+    "path", sorted((PACKAGE / "model").glob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE))
+)
+def test_no_import_of_the_model_is_for_type_checkers_alone(path: Path) -> None:
+    # Such an import hides a circle: two files that cannot be read one after the other.
+    assert "TYPE_CHECKING" not in path.read_text(encoding="utf-8")
+
+
 def test_only_the_entry_imports_commands() -> None:
     for path in MODULES:
         if room_of(path) not in ("cli", "commands"):

@@ -9,8 +9,8 @@ from torch import nn
 
 from llama_lab.model.attention import Attention
 from llama_lab.model.cache import DecoderCache
-from llama_lab.model.decoder import Decoder, DecoderConfig
-from llama_lab.model.layers import layer_kinds
+from llama_lab.model.config import DecoderConfig, layer_kinds
+from llama_lab.model.decoder import Decoder
 
 # The first of these words in a parameter's dotted name says whose it is.
 PART_OF = {

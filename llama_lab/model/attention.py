@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from llama_lab.model.cache import LayerCache
-from llama_lab.model.initialise import Starting
+from llama_lab.model.init_schemes import Starting
+from llama_lab.model.layer_cache import LayerCache
 from llama_lab.model.norms import NormConfig, build_norm
 from llama_lab.model.places import Places
 from llama_lab.model.settings import (

@@ -18,8 +18,9 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from llama_lab.model.accounting import on_meta
-from llama_lab.model.decoder import Decoder, DecoderConfig
-from llama_lab.model.layers import LayerKind, layer_kinds
+from llama_lab.model.config import DecoderConfig, layer_kinds
+from llama_lab.model.decoder import Decoder
+from llama_lab.model.layers import LayerKind
 from llama_lab.model.places import TabledPosition
 
 Precision = Literal["32-true", "bf16-mixed", "bf16-true"]

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from llama_lab.model.cache import DecoderCache
+from llama_lab.model.config import layer_kinds
 from llama_lab.model.decoder import Decoder, DecoderConfig
-from llama_lab.model.layers import layer_kinds
 
 transformers = pytest.importorskip("transformers")
 
