@@ -1,6 +1,5 @@
 """``llama-lab describe`` through its entry point."""
 
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -8,10 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from llama_lab.commands.describe import build_parser, main
-from llama_lab.errors import UserError
+from llama_lab.commands.describe import build_parser
 from llama_lab.model.decoder import DecoderConfig
-from llama_lab.model.settings import SettingError
+from tests.commands.conftest import describe, described, refusal
 
 BIG = {
     "vocab_size": 32000,
@@ -38,22 +36,6 @@ BASE_2017 = {
 def flags(settings):
     words = ((f"--model.decoder.{name}", str(value)) for name, value in settings.items())
     return [word for pair in words for word in pair]
-
-
-def call(*arguments):
-    return main(list(arguments), "llama-lab describe")
-
-
-def described(capsys, name, *arguments):
-    assert call(name, "--format", "json", *arguments) == 0
-    return json.loads(capsys.readouterr().out)
-
-
-def refusal(*arguments):
-    with pytest.raises((UserError, SettingError)) as refused:
-        call(*arguments)
-    assert "\n" not in str(refused.value)
-    return str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +110,7 @@ def test_a_checkpoint_describes_its_own_decoder_and_takes_overrides(write_run, c
 
 
 def test_the_table_names_parts_counts_and_shares(here, capsys):
-    assert call("llama", *flags({"vocab_size": 1719})) == 0
+    assert describe("llama", *flags({"vocab_size": 1719})) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     rows = {words[0]: words[1:] for words in lines if words}
     assert rows["attention"] == ["196,608", "16.7", "%", "768.0", "KiB"]
@@ -236,7 +218,7 @@ def test_a_fault_of_the_future_is_said_in_json_and_table(write_run, capsys):
     content = described(capsys, str(path), "--probe", "true")
     assert content["causal"] is False
     assert content["max_difference"] > 1e-4
-    assert call(str(path), "--probe", "true") == 0
+    assert describe(str(path), "--probe", "true") == 0
     table = " ".join(capsys.readouterr().out.split())
     assert "--model.fault no_causal_mask" in table
     assert "causal: false" in table

@@ -1,6 +1,5 @@
 """What ``llama-lab describe`` says of FLOPs, caches and memory, through its entry point."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,27 +8,15 @@ from typing import get_args, get_type_hints
 import pytest
 
 from llama_lab.cli import main as entry
-from llama_lab.commands.describe import build_parser, main
+from llama_lab.commands.describe import build_parser
 from llama_lab.commands.describe_accounts import OPTIMIZER, AccountOptions, parse_bytes
-from llama_lab.errors import UserError
 from llama_lab.model.decoder import DecoderConfig
 from llama_lab.model.memory import OPTIMIZER_STATES, PRECISIONS, activation_bytes
 from llama_lab.training.optimizers import OPTIMIZERS
+from tests.commands.conftest import describe, described, refusal
 
 GIB = 1 << 30
 HUGE = ("--batch_size", "9999999", "--context", "9999999")
-
-
-def described(capsys, *arguments):
-    assert main([*arguments, "--format", "json"], "llama-lab describe") == 0
-    return json.loads(capsys.readouterr().out)
-
-
-def refusal(*arguments):
-    with pytest.raises(UserError) as refused:
-        main(list(arguments), "llama-lab describe")
-    assert "\n" not in str(refused.value)
-    return str(refused.value)
 
 
 def test_a_cache_of_128k_is_known(here, capsys):
@@ -155,7 +142,7 @@ def test_learned_positions_reach_no_longer_context(here, capsys):
 def test_the_tables_keep_to_the_width(here, capsys, monkeypatch, width):
     monkeypatch.setenv("COLUMNS", str(width))
     arguments = ["llama3-70b", "--context", "131072", "--batch_size", "64"]
-    assert main([*arguments, "--device_memory", "80GiB"], "llama-lab describe") == 0
+    assert describe(*arguments, "--device_memory", "80GiB") == 0
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= width
     assert "…" not in out

@@ -30,22 +30,6 @@ def run(*argv: str | Path) -> None:
     assert main([str(word) for word in argv]) == 0
 
 
-@pytest.fixture
-def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Run a command that must be refused; its one line, without the label."""
-
-    def refused(*argv: str | Path) -> str:
-        capsys.readouterr()
-        assert main([str(word) for word in argv]) == 2
-        out, err = capsys.readouterr()
-        assert out == ""
-        assert err.count("\n") == 1, err
-        assert err.startswith("llama-lab: error: ")
-        return err.removeprefix("llama-lab: error: ").rstrip()
-
-    return refused
-
-
 @torch.no_grad()
 def logits_of(decoder: Decoder, tokens: Tensor) -> Tensor:
     return decoder.eval().logits(decoder(tokens))
