@@ -74,6 +74,9 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
         cli.main(["fit"])
 
 
+EVERY = ("checkpoint_every", "diagnostics_every")
+
+
 def test_every_setting_of_fit_is_a_documented_flag(
     capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -85,9 +88,10 @@ def test_every_setting_of_fit_is_a_documented_flag(
     entries = [
         entry
         for entry in out.split("\n  --")[1:]
-        if entry.startswith(("model.", "data.", "name", "ckpt_path", "checkpoint_every"))
+        if entry.startswith(("model.", "data.", "name", "ckpt_path", *EVERY))
     ]
     assert len(entries) > 40
+    assert all(f"\n  --{flag} " in out for flag in EVERY)
     for entry in entries:
         flag, _, rest = entry.partition(" ")
         if "Path to a configuration file" in rest:

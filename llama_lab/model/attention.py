@@ -13,7 +13,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import BlockMask
 
+from llama_lab.model import flex
 from llama_lab.model.init_schemes import Starting
 from llama_lab.model.layer_cache import LayerCache
 from llama_lab.model.norms import NormConfig, build_norm
@@ -202,7 +204,7 @@ class Attention(nn.Module):
         q, k, v = (h.transpose(1, 2) for h in (q, k, v))
         if cache is not None:
             k, v = cache.update(k, v)
-        mixed = places.attend(self.mix, q, k, v).transpose(1, 2).flatten(2)
+        mixed = places.attend(self, q, k, v).transpose(1, 2).flatten(2)
         if self.wg is not None:
             mixed = mixed * self.wg(x).sigmoid()
         return self.wo(mixed)
@@ -226,6 +228,10 @@ class Attention(nn.Module):
             is_causal=is_causal,
             enable_gqa=self.is_grouped,
         )
+
+    def mix_tiles(self, q: Tensor, k: Tensor, v: Tensor, tiles: BlockMask) -> Tensor:
+        """As :meth:`mix`, under the mask whose tiles are ``tiles``."""
+        return flex.attend(q, k, v, tiles)
 
 
 class ScoredAttention(Attention, Starting):
@@ -257,6 +263,10 @@ class ScoredAttention(Attention, Starting):
         weights = F.dropout(weights, self.dropout, self.training)
         mixed = weights.unflatten(1, (-1, self.group)).flatten(2, 3) @ v
         return mixed.unflatten(2, (self.group, -1)).flatten(1, 2)
+
+    def mix_tiles(self, q: Tensor, k: Tensor, v: Tensor, tiles: BlockMask) -> Tensor:
+        """As in :class:`Attention`, and here no scores are held."""
+        return flex.attend(q, k, v, tiles, cap=self.cap, sinks=self.sinks)
 
     def softmax(self, scores: Tensor) -> Tensor:
         """exp(score) over the sum of all, and of the head's sink: ``[B, H, T, P]``."""

@@ -12,6 +12,7 @@ from llama_lab.model.block import BLOCKS, build_dropout
 from llama_lab.model.cache import DecoderCache
 from llama_lab.model.config import DecoderConfig as DecoderConfig
 from llama_lab.model.config import layer_kinds
+from llama_lab.model.flex import serves_heads
 from llama_lab.model.loss import next_token_loss
 from llama_lab.model.norms import build_norm
 from llama_lab.model.positions import LayerPositions, Sizes, build_position
@@ -60,7 +61,13 @@ class Decoder(nn.Module):
         self.config = config
         embedding = ScaledEmbedding if config.embedding_scale else TokenEmbedding
         block = BLOCKS[config.norm.placement]
-        sizes = Sizes(config.context_length, config.dim, config.head_dim, config.attention.n_heads)
+        sizes = Sizes(
+            config.context_length,
+            config.dim,
+            config.head_dim,
+            config.attention.n_heads,
+            serves_heads(config.head_dim, config.dropout),
+        )
 
         self.embedding = embedding(config.vocab_size, config.dim)
         self.position_embedding = build_position(config.position, sizes)

@@ -19,7 +19,7 @@ from llama_lab.model.block import BLOCKS, Block
 from llama_lab.model.config import DecoderConfig, layer_kinds
 from llama_lab.model.decoder import Decoder
 from llama_lab.model.layers import LayerKind
-from llama_lab.model.places import BiasedSight, Mix, Places, Position, Sight, distances
+from llama_lab.model.places import BiasedSight, Mixer, Places, Position, Sight, distances
 from llama_lab.model.positions import AlibiPosition
 from llama_lab.model.rope import FirstCoordinates, HalfPairs, InterleavedPairs, rotated_width
 from llama_lab.model.settings import refuse_idle, require_choice
@@ -55,8 +55,8 @@ class Altered(Places):
     def rotate(self, heads: Tensor) -> Tensor:
         return self.sound.rotate(heads)
 
-    def attend(self, mix: Mix, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return self.sound.attend(mix, *self.alter(q, k, v))
+    def attend(self, mixer: Mixer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self.sound.attend(mixer, *self.alter(q, k, v))
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Unmasked(Places):
     def rotate(self, heads: Tensor) -> Tensor:
         return self.sound.rotate(heads)
 
-    def attend(self, mix: Mix, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, mixer: Mixer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         n_queries, window = q.size(2), self.position.window
         distance = distances(k.size(2) - n_queries, n_queries, q.device)
         if isinstance(self.position, AlibiPosition):
@@ -77,9 +77,9 @@ class Unmasked(Places):
             bias = -self.position.slopes(q.device)[:, None, None] * distance
             if window is not None:
                 bias = bias.masked_fill(distance >= window, float("-inf"))
-            return BiasedSight(bias[None], is_causal=False).attend(mix, q, k, v)
+            return BiasedSight(bias[None], is_causal=False).attend(mixer, q, k, v)
         mask = None if window is None else distance < window
-        return Sight(mask, is_causal=False).attend(mix, q, k, v)
+        return Sight(mask, is_causal=False).attend(mixer, q, k, v)
 
 
 def exchange_places(decoder: Decoder, exchange: Callable[[Places, LayerKind], Places]) -> None:

@@ -8,14 +8,24 @@ import itertools
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import BlockMask
 
-Mix = Callable[[Tensor, Tensor, Tensor, Tensor | None, bool], Tensor]
-"""Attention proper: queries ``[B, H, T, E]``, keys and values ``[B, K, P, E]``, a mask or ``None``,
-and whether token t sees keys 0 to t, to ``[B, H, T, E]``."""
+from llama_lab.model.flex import serves_text, sliding_tiles
+
+
+class Mixer(Protocol):
+    """Attention proper: queries ``[B, H, T, E]``, keys and values ``[B, K, P, E]`` to the first."""
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
+        """Under a mask or none; where ``is_causal`` token t sees keys 0 to t."""
+
+    def mix_tiles(self, q: Tensor, k: Tensor, v: Tensor, tiles: BlockMask) -> Tensor:
+        """Where ``tiles`` show it, P = T."""
 
 
 @dataclass(frozen=True)
@@ -29,18 +39,18 @@ class Sight:
     is_causal: bool
     """Whether token t sees tokens 0 to t of this same forward, and no others exist."""
 
-    def attend(self, mix: Mix, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """What ``mix`` makes of the visible part: ``[B, H, T, E]``."""
-        return mix(q, k, v, self.mask, self.is_causal)
+    def attend(self, mixer: Mixer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """What ``mixer`` makes of the visible part: ``[B, H, T, E]``."""
+        return mixer.mix(q, k, v, self.mask, self.is_causal)
 
 
 @dataclass(frozen=True)
 class BiasedSight(Sight):
     """The mask is added to the scores: ``[1, H, T, P]``, float32, -inf where nothing is seen."""
 
-    def attend(self, mix: Mix, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, mixer: Mixer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         mask = None if self.mask is None else self.mask.to(q.dtype)
-        return mix(q, k, v, mask, self.is_causal)
+        return mixer.mix(q, k, v, mask, self.is_causal)
 
 
 @dataclass(frozen=True)
@@ -58,15 +68,15 @@ class BandedSight:
     rest: Sight
     """W tokens that W others precede."""
 
-    def attend(self, mix: Mix, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, mixer: Mixer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """As :meth:`Sight.attend`."""
         n_queries, width = q.size(2), self.window
         # Queries before the first and after the last are added, and cut off again, to fill blocks.
         before, after = k.size(2) - n_queries, -k.size(2) % width
         q, k, v = pad(q, before, after), pad(k, 0, after), pad(v, 0, after)
-        first = self.first.attend(mix, q[:, :, :width], k[:, :, :width], v[:, :, :width])
+        first = self.first.attend(mixer, q[:, :, :width], k[:, :, :width], v[:, :, :width])
         rest = self.rest.attend(
-            mix,
+            mixer,
             lined_up(q, width)[1:],
             lined_up(k, 2 * width, width),
             lined_up(v, 2 * width, width),
@@ -84,6 +94,20 @@ class BandedSight:
         others = rest.split([n_others, *[1, n_others] * (n_texts - 1)])[::2]
         blocks = itertools.chain.from_iterable(zip(first.split(1), others, strict=True))
         return torch.cat(list(blocks)).unflatten(0, (n_texts, -1)).flatten(1, 2)
+
+
+@dataclass(frozen=True)
+class TiledSight:
+    """A window over many tokens, in one kernel that skips the tiles that nothing is seen of."""
+
+    tiles: BlockMask
+
+    def attend(self, mixer: Mixer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """As :meth:`Sight.attend`."""
+        return mixer.mix_tiles(q, k, v, self.tiles)
+
+
+AnySight = Sight | BandedSight | TiledSight
 
 
 def pad(x: Tensor, before: int, after: int) -> Tensor:
@@ -108,15 +132,15 @@ def distances(held: int, length: int, device: torch.device) -> Tensor:
 class Places:
     """Where the T tokens of one forward stand; shared by every layer of one kind."""
 
-    sight: Sight | BandedSight
+    sight: AnySight
 
     def rotate(self, heads: Tensor) -> Tensor:
         """Queries or keys ``[B, T, H, E]``, turned to their places."""
         return heads
 
-    def attend(self, mix: Mix, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """What ``mix`` makes of the keys and values that each query sees: ``[B, H, T, E]``."""
-        return self.sight.attend(mix, q, k, v)
+    def attend(self, mixer: Mixer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """What ``mixer`` makes of the keys and values that each query sees: ``[B, H, T, E]``."""
+        return self.sight.attend(mixer, q, k, v)
 
 
 class Position(nn.Module):
@@ -127,11 +151,13 @@ class Position(nn.Module):
 
     Args:
         window: Tokens that a token sees, itself included; ``None`` means all up to itself.
+        flex: Whether flex attention may serve a window, where it can.
     """
 
-    def __init__(self, window: int | None = None) -> None:
+    def __init__(self, window: int | None = None, flex: bool = False) -> None:
         super().__init__()
         self.window = window
+        self.flex = flex
 
     def embed(self, x: Tensor, past: int) -> Tensor:
         """Embeddings ``[B, T, D]`` of the tokens that follow ``past`` others, with their places."""
@@ -145,14 +171,16 @@ class Position(nn.Module):
         """Whether what was computed for ``past`` tokens stays right when ``length`` follow."""
         return True
 
-    def sight(self, past: int, length: int, device: torch.device) -> Sight | BandedSight:
+    def sight(self, past: int, length: int, device: torch.device) -> AnySight:
         """What ``length`` tokens see of ``past`` others, as far as the window reaches, and of
-        themselves: all of it at once, or in blocks where that is less work.
+        themselves: all of it at once, or in tiles or blocks where that is less work.
         """
         if self.window is None:
             return self.look(past, length, device)
         if length < 2 * self.window:
             return self.look(min(past, self.window - 1), length, device)
+        if self.flex and serves_text(past, length, device):
+            return TiledSight(sliding_tiles(self.window, length, device))
         return BandedSight(
             self.window,
             first=self.look(0, self.window, device),
@@ -186,8 +214,8 @@ class TabledPosition(Position):
 
     table: Tensor
 
-    def __init__(self, context_length: int, window: int | None = None) -> None:
-        super().__init__(window)
+    def __init__(self, context_length: int, window: int | None = None, flex: bool = False) -> None:
+        super().__init__(window, flex)
         self.context_length = context_length
 
     @abstractmethod

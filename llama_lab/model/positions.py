@@ -199,6 +199,8 @@ class Sizes(NamedTuple):
     dim: int
     head_dim: int
     n_heads: int
+    flex: bool = False
+    """Whether flex attention may serve windows of these heads."""
 
 
 def build_rope(config: PositionConfig, sizes: Sizes, layer: LayerKind) -> Position:
@@ -217,6 +219,7 @@ def build_rope(config: PositionConfig, sizes: Sizes, layer: LayerKind) -> Positi
         pairing=config.rope_pairing or "half",
         scaling=scaling,
         window=layer.window,
+        flex=sizes.flex,
     )
 
 
@@ -227,7 +230,7 @@ def add_nothing(config: PositionConfig, sizes: Sizes) -> Position:
 
 def tell_nothing(config: PositionConfig, sizes: Sizes, layer: LayerKind) -> Position:
     """A side of attention that knows the window alone."""
-    return Position(layer.window)
+    return Position(layer.window, sizes.flex)
 
 
 class PositionParts(NamedTuple):

@@ -86,6 +86,7 @@ class RotaryPosition(TabledPosition):
         pairing: Which coordinates turn together.
         scaling: What becomes of the frequencies; ``None`` leaves them.
         window: Tokens that a token sees; ``None`` means all up to itself.
+        flex: Whether flex attention may serve a window, where it can.
     """
 
     def __init__(
@@ -97,8 +98,9 @@ class RotaryPosition(TabledPosition):
         pairing: RopePairing,
         scaling: RopeScaling | None = None,
         window: int | None = None,
+        flex: bool = False,
     ) -> None:
-        super().__init__(context_length, window)
+        super().__init__(context_length, window, flex)
         self.width = width
         self.theta = theta
         self.pairs = ROPE_PAIRINGS[pairing]

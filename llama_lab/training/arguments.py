@@ -20,7 +20,7 @@ PREFIX = "LLAMA_LAB_"
 # Read by the program and its tests themselves; no settings of a run.
 NOT_SETTINGS = frozenset({"DEBUG", "TEST_DATA"})
 # Settings of `fit` that the other verbs have no use for.
-FIT_ALONE = ("--checkpoint_every",)
+FIT_ALONE = ("--checkpoint_every", "--diagnostics_every")
 DECODER_FLAG = "--model.decoder"
 
 

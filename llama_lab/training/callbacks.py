@@ -13,6 +13,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from llama_lab.data.datamodule import Batch, TextDataModule
 from llama_lab.generation.generate import sample_text
 from llama_lab.generation.sampling import SamplingConfig
+from llama_lab.training.compiling import Work, settle
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.records import RunEvents
 from llama_lab.training.steps import finished_step, logged_step
@@ -25,6 +26,44 @@ def data_of(trainer: Trainer) -> TextDataModule:
     data = trainer.datamodule  # type: ignore[attr-defined]
     assert isinstance(data, TextDataModule)
     return data
+
+
+class BlockCompiler(Callback):
+    """Compiles the blocks, or leaves them, before the first step and before a run has a folder."""
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """For training."""
+        assert isinstance(pl_module, LanguageModel)
+        pl_module.train()
+        self.settle(trainer, pl_module)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """For the scoring of a checkpoint; in the middle of a run, blocks run as they are."""
+        if trainer.state.fn != "fit":
+            self.settle(trainer, pl_module)
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """For the scoring of a checkpoint."""
+        self.settle(trainer, pl_module)
+
+    def settle(self, trainer: Trainer, module: LightningModule) -> None:
+        """Decide, once."""
+        assert isinstance(module, LanguageModel)
+        data, parts = data_of(trainer), trainer.world_size * trainer.accumulate_grad_batches
+        work = Work(
+            device=trainer.strategy.root_device.type,
+            steps=trainer.max_steps,
+            microbatches=trainer.accumulate_grad_batches,
+            rows=data.batch_size // parts,
+            length=data.context,
+        )
+        module.compilation = settle(
+            module.compile_setting,
+            module.network,
+            work,
+            training=trainer.state.fn == "fit",
+            context=trainer.precision_plugin.forward_context,
+        )
 
 
 class StepSeeds(Callback):
@@ -85,6 +124,7 @@ class StepMetrics(Callback):
             return
         step, data = trainer.global_step, data_of(trainer)
         pl_module.run.sequences = step * data.batch_size
+        pl_module.run.compiled_steps += pl_module.compilation.compiled
         self.steps += 1
         reads_freely = trainer.world_size == 1 and pl_module.device.type == "cpu"
         if reads_freely and pl_module.meter.first_bad_step() is not None:

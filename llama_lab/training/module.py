@@ -20,6 +20,7 @@ from llama_lab.errors import UserError
 from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.model.faults import FaultKind, check_fault, plant_fault
 from llama_lab.model.initialise import initialise
+from llama_lab.training.compiling import Compilation, CompileSetting
 from llama_lab.training.optimizers import (
     OptimizerConfig,
     ScheduleConfig,
@@ -71,6 +72,7 @@ class LanguageModel(LightningModule):
         decoder: DecoderConfig = DecoderConfig(),  # noqa: B008 (frozen)
         optimizer: OptimizerConfig = OptimizerConfig(),  # noqa: B008
         schedule: ScheduleConfig = ScheduleConfig(),  # noqa: B008
+        compile: CompileSetting = "auto",
         init_from: str | None = None,
         seed: int = 0,
         fault: FaultKind | None = None,
@@ -80,6 +82,9 @@ class LanguageModel(LightningModule):
             decoder: The network.
             optimizer: How gradients become weights.
             schedule: The learning rate over the run.
+            compile: Whether the blocks are compiled: true, false, or auto, which compiles for
+                training on a CPU where the steps of the run save more time than the start takes.
+                No weight is named otherwise, and any checkpoint goes on with any value.
             init_from: Checkpoint whose weights a new run starts from, with a fresh optimiser and
                 schedule; null draws them.
             seed: Draws the initial weights and the dropout masks.
@@ -95,6 +100,7 @@ class LanguageModel(LightningModule):
         self.schedule_config = _rebuild(lambda d: ScheduleConfig(**d), schedule)
         check_fault(self.decoder_config, fault)
         self.init_from, self.seed, self.fault = init_from, seed, fault
+        self.compile_setting, self.compilation = compile, Compilation()
         self.decoder: Decoder | None = None
         self.tokenizer: Tokenizer | None = None
         self.token_loss = TokenLoss()

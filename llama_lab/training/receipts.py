@@ -72,6 +72,7 @@ class Receipt(Callback):
             "parameters": dataclasses.asdict(count_parameters(module.decoder_config)),
             "decoder": dataclasses.asdict(module.decoder_config),
             "fault": module.fault,
+            "compile": {**dataclasses.asdict(module.compilation), "steps": run.compiled_steps},
             "config": self.config,
             "device": describe_device(trainer),
             "versions": {"python": platform.python_version(), **_versions()},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,9 @@ COLUMNS = (
     "val_targets",
     "passes",
 )
+
+INITIAL_GRADIENT_NORM = "diagnostics/initial_gradient_norm"
+"""The tag whose horizontal axis is the layer, counted from 1, where the others' is the step."""
 
 
 class MetricsCsv(Logger):
@@ -71,15 +74,11 @@ class MetricsCsv(Logger):
         """Append the row at hand."""
         if not self.row:
             return
-        columns = self._columns()
+        columns = columns_of(self.path) or list(COLUMNS)
         if new := [key for key in self.row if key not in columns]:
             columns += new
-            rows = read_rows(self.path)
-            self._write(columns, rows)
-        elif not self.path.is_file():
-            self._write(columns, [])
-        with self.path.open("a", newline="", encoding="utf-8") as file:
-            csv.DictWriter(file, columns, lineterminator="\n").writerow(self.row)
+            write_rows(self.path, columns, read_rows(self.path))
+        append_rows(self.path, columns, [self.row])
         self.row = {}
 
     @rank_zero_only
@@ -90,22 +89,20 @@ class MetricsCsv(Logger):
     @rank_zero_only
     def cut(self, step: int) -> None:
         """Drop what was logged after ``step``: a resumed run writes it again."""
-        if self.path.is_file():
-            kept = [row for row in read_rows(self.path) if int(row["step"]) <= step]
-            self._write(self._columns(), kept)
+        cut_rows(self.path, step)
 
-    def _columns(self) -> list[str]:
-        if not self.path.is_file():
-            return list(COLUMNS)
-        with self.path.open(newline="", encoding="utf-8") as file:
-            return next(csv.reader(file), list(COLUMNS))
 
-    def _write(self, columns: list[str], rows: list[dict[str, str]]) -> None:
-        text = io.StringIO()
-        writer = csv.DictWriter(text, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        write_atomically(self.path, text.getvalue().encode())
+def diagnostics_csv(folder: Path) -> Path:
+    """Where a run's diagnostics are: a row a layer of each step that was measured."""
+    return folder / "diagnostics.csv"
+
+
+def columns_of(path: Path) -> list[str]:
+    """The names in a file's first line; none where there is no file."""
+    if not path.is_file():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return next(csv.reader(file), [])
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
@@ -115,6 +112,30 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     text = path.read_text(encoding="utf-8")
     whole = text[: text.rfind("\n") + 1]
     return list(csv.DictReader(io.StringIO(whole)))
+
+
+def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a whole file, atomically."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomically(path, text.getvalue().encode())
+
+
+def append_rows(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Add rows to a file of these columns; make it where there is none."""
+    if not path.is_file():
+        write_rows(path, columns, [])
+    with path.open("a", newline="", encoding="utf-8") as file:
+        csv.DictWriter(file, columns, lineterminator="\n").writerows(rows)
+
+
+def cut_rows(path: Path, step: int) -> None:
+    """Drop the rows after ``step``, and one that a kill cut off, where there is such a file."""
+    if path.is_file():
+        kept = [row for row in read_rows(path) if int(row["step"]) <= step]
+        write_rows(path, columns_of(path), kept)
 
 
 class RunEvents(TensorBoardLogger):
@@ -140,7 +161,8 @@ class RunEvents(TensorBoardLogger):
             with contextlib.suppress(Exception):  # the last record of a killed run may be torn
                 for raw in RawEventFileLoader(str(path)).Load():
                     event = Event.FromString(raw)
-                    if event.step <= step:
+                    by_layer = any(v.tag == INITIAL_GRADIENT_NORM for v in event.summary.value)
+                    if event.step <= step or by_layer:
                         kept.append(raw)
             if len(kept) <= 1:  # nothing but the file's version
                 path.unlink()
@@ -185,6 +207,8 @@ class RunFolder(Callback):
         """Drop from the records what a killed run logged after its last checkpoint."""
         if self.resumed is None:
             return
+        if trainer.is_global_zero:
+            cut_rows(diagnostics_csv(self.resumed), trainer.global_step)
         for logger in trainer.loggers:
             if isinstance(logger, MetricsCsv | RunEvents):
                 logger.cut(trainer.global_step)

@@ -11,7 +11,7 @@ from typing import Any
 from llama_lab.checkpoints import Record
 from llama_lab.errors import UserError
 from llama_lab.model.settings import shown
-from llama_lab.training.arguments import flatten
+from llama_lab.training.arguments import FIT_ALONE, flatten
 
 TRAINER_DEFAULTS: dict[str, Any] = {
     "max_steps": 1000,
@@ -82,6 +82,7 @@ HALF_PRECISIONS = (16, "16", "16-mixed", "16-true")
 FREE_ON_RESUME = (
     "ckpt_path",
     "config",
+    "diagnostics_every",
     "trainer.accelerator",
     "trainer.devices",
     "trainer.num_nodes",
@@ -96,12 +97,13 @@ FREE_ON_RESUME = (
     "trainer.enable_progress_bar",
     "trainer.default_root_dir",
     "trainer.max_steps",
+    "model.compile",
     "data.num_workers",
     "data.cache_dir",
     "data.corpus",  # the tokens themselves are compared
 )
 # What scoring may choose: the text and the machine, not the model.
-FREE_TO_SCORE = ("ckpt_path", "config", "trainer", "data")
+FREE_TO_SCORE = ("ckpt_path", "config", "trainer", "data", "model.compile")
 FIXED_TO_SCORE = ("data.tokenizer", "data.vocab_size")
 IDLE_TO_SCORE = (
     "trainer.max_steps",
@@ -131,13 +133,15 @@ def saved_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 def settings_for(verb: str, record: Record) -> dict[str, Any]:
     """The checkpoint's settings as far as they decide what ``verb`` does.
 
-    Scoring keeps the precision of the run; which devices it trained on says nothing about those
-    at hand now.
+    Scoring keeps the precision of the run; which devices it trained on, and whether its training
+    repaid compiling, says nothing about those at hand now.
     """
     if verb == "fit":
         return dict(record.config)
     settings = record.settings
-    kept = {k: v for k, v in settings.items() if k not in ("checkpoint_every", "trainer")}
+    left = ("trainer", *(flag.removeprefix("--") for flag in FIT_ALONE))
+    kept = {k: v for k, v in settings.items() if k not in left}
+    kept["model"] = {k: v for k, v in settings["model"].items() if k != "compile"}
     precision = settings.get("trainer", {}).get("precision", TRAINER_DEFAULTS["precision"])
     return {**kept, "trainer": {"precision": precision}}
 
@@ -298,8 +302,10 @@ def _check_budget(config: Any, record: Record | None) -> None:
         f"--trainer.val_check_interval {shown(interval)}: counts optimiser steps; "
         "give a whole number from 1",
     )
-    every, log_every = config["checkpoint_every"], trainer["log_every_n_steps"]
-    _require(every is None or every >= 1, f"--checkpoint_every {every}: must be 1 or more, or null")
+    for flag in FIT_ALONE:
+        every = config[flag.removeprefix("--")]
+        _require(every is None or every >= 1, f"{flag} {every}: must be 1 or more, or null")
+    log_every = trainer["log_every_n_steps"]
     _require(
         log_every is None or log_every >= 1,
         f"--trainer.log_every_n_steps {log_every}: must be 1 or more",

@@ -28,6 +28,7 @@ class RunState:
         order: Digest of (sequence, window) pairs that this process consumed since it started.
         order_before: The same, of all processes, up to the checkpoint this one resumed from.
         seconds_before: Wall time up to that checkpoint.
+        compiled_steps: Finished optimiser steps whose blocks ran compiled.
         best_loss: Lowest validation loss, nats per token.
         initial_weights: SHA-256 of each part's weights before the first step.
         weights_fault: The mistake that the weights of ``model.init_from`` were trained with.
@@ -41,6 +42,7 @@ class RunState:
     order_before: OrderDigest = field(default_factory=OrderDigest)
     seconds_before: float = 0.0
     started: float = field(default_factory=time.monotonic)
+    compiled_steps: int = 0
     best_loss: float = math.inf
     best_step: int = 0
     initial_weights: dict[str, str] = field(default_factory=dict)
@@ -70,6 +72,7 @@ class RunState:
             "sequences": self.sequences,
             "order": list(self.total_order().lanes),
             "seconds": self.seconds,
+            "compiled_steps": self.compiled_steps,
             "best_loss": self.best_loss,
             "best_step": self.best_step,
             "initial_weights": dict(self.initial_weights),
@@ -84,6 +87,7 @@ class RunState:
         self.order_before = OrderDigest(*state["order"])
         self.seconds_before = state["seconds"]
         self.started = time.monotonic()
+        self.compiled_steps = state.get("compiled_steps", 0)  # files of before have none
         self.best_loss, self.best_step = state["best_loss"], state["best_step"]
         self.initial_weights = dict(state["initial_weights"])
         self.store_digest = state["store_digest"]

@@ -37,8 +37,9 @@ from llama_lab.training.arguments import (
     flatten,
     without_print_config,
 )
-from llama_lab.training.callbacks import StepMetrics, StepSeeds, ValidationRecord
+from llama_lab.training.callbacks import BlockCompiler, StepMetrics, StepSeeds, ValidationRecord
 from llama_lab.training.checkpointing import AtomicCheckpointIO, RunCheckpoints
+from llama_lab.training.diagnostics import Diagnostics
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.progress import RunProgress, closing
 from llama_lab.training.receipts import Receipt, mark_finished
@@ -132,6 +133,14 @@ class LabCLI(LightningCLI):
                 help="Optimiser steps between writes of last.ckpt; null means the validation "
                 "interval.",
             )
+            parser.add_argument(
+                "--diagnostics_every",
+                type=int | None,
+                default=None,
+                help="Optimiser steps between measurements of every layer (gradient norm, size of "
+                "activations, attention entropy, dead units, update ratio), of which the first "
+                "step is one always: TensorBoard and diagnostics.csv; null means none.",
+            )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse twice: what was said explicitly, then that on top of what the checkpoint says."""
@@ -193,7 +202,7 @@ class LabCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """The trainer, with the callbacks of a run and intervals in optimiser steps."""
         trainer = self.config_init["trainer"]
-        own = self.run_callbacks() if self.verb == "fit" else []
+        own = [BlockCompiler(), *(self.run_callbacks() if self.verb == "fit" else [])]
         callbacks = trainer["callbacks"] or []
         plugins = trainer["plugins"] or []
         interval = trainer["val_check_interval"]
@@ -218,9 +227,11 @@ class LabCLI(LightningCLI):
         self.metrics, self.samples = StepMetrics(), ValidationRecord()
         signals, receipt = StopSignals(), Receipt(self.settings)
         every = config["checkpoint_every"] or config["trainer.val_check_interval"]
+        measured = config["diagnostics_every"]
         return [
             RunFolder(logs, config["name"], self.settings, folder),
             StepSeeds(int(config["seed_everything"])),
+            *([] if measured is None else [Diagnostics(measured)]),
             self.metrics,
             self.samples,
             RunProgress(self.metrics, bar=config["trainer.enable_progress_bar"] is not False),

@@ -85,6 +85,22 @@ def test_a_window_makes_no_scores_that_it_does_not_need(monkeypatch: pytest.Monk
     assert sum(n_scores) == 64 * 64
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_a_block_with_a_window_is_compiled_as_one_graph(dropout: float) -> None:
+    attention = {"n_kv_heads": 2, "window": 4, "softcap": 2.0, "sinks": True}
+    decoder = tiny(dropout=dropout, attention=attention).train()
+    x, places = torch.randn(2, 21, 16), decoder.layer_positions.at(0, 21, CPU)[0]
+    block = decoder.blocks[0]
+    compiled = torch.compile(block, backend="eager", fullgraph=True)
+    gradients = []
+    for layer in (compiled, block):
+        torch.manual_seed(0)
+        loss = layer(x, places).square().sum()
+        gradients.append(torch.autograd.grad(loss, list(block.parameters())))
+    for got, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
 def tiny(**settings: Any) -> Decoder:
     config = {"dim": 16, "n_layers": 3, "context_length": 32, "vocab_size": 11, **settings}
     config["init"] = {"std": 0.4}

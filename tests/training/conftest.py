@@ -135,6 +135,12 @@ def equal_weights(a: dict[str, Any], b: dict[str, Any]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
+def diagnostics_of(run: Path) -> list[dict[str, str]]:
+    """The rows of diagnostics.csv."""
+    with (run / "diagnostics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
 def write_yaml(path: Path, values: Any) -> Path:
     """A YAML file."""
     path.write_text(yaml.safe_dump(values))

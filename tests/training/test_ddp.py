@@ -12,13 +12,17 @@ import pytest
 import torch
 
 from llama_lab.training.stopping import StopSignals
-from tests.training.conftest import Lab, flags, start
+from tests.training.conftest import Lab, diagnostics_of, flags, start
 
 DDP = ("--trainer.devices=2", "--trainer.strategy=ddp")
 
 
-def test_two_processes_log_the_losses_of_one(lab: Lab) -> None:
-    settings = {"trainer__max_steps": 20, "trainer__val_check_interval": 10}
+def test_two_processes_log_the_losses_and_diagnostics_of_one(lab: Lab) -> None:
+    settings = {
+        "trainer__max_steps": 20,
+        "trainer__val_check_interval": 10,
+        "diagnostics_every": 10,
+    }
     lab.fit(**settings, name="one")
     process = start(lab.folder, "fit", *flags(**settings, name="two"), *DDP)
     out, err = process.communicate(timeout=120)
@@ -34,6 +38,16 @@ def test_two_processes_log_the_losses_of_one(lab: Lab) -> None:
     receipts = [json.loads((lab.run(0, n) / "receipt.json").read_text()) for n in ("one", "two")]
     assert receipts[0]["order"] == receipts[1]["order"]
     assert receipts[1]["device"]["processes"] == 2
+
+    one, two = (diagnostics_of(lab.run(name=name)) for name in ("one", "two"))
+    assert len(one) == len(two) == 6
+    for a, b in zip(one, two, strict=True):
+        assert (a["step"], a["layer"]) == (b["step"], b["layer"])
+        for name in a:
+            if name.endswith("gradient_norm") or name == "update_ratio":
+                assert float(a[name]) == pytest.approx(float(b[name]), rel=1e-3)
+        # The first process looks at its own share of the batch.
+        assert float(a["activation_rms"]) == pytest.approx(float(b["activation_rms"]), rel=0.2)
 
     # The same checkpoint, scored by one process and by two, at batch sizes that do not divide.
     best = str(lab.run(0, "one") / "checkpoints" / "best.ckpt")
