@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from llama_lab.checkpoints import umask
 from llama_lab.errors import RunError, UserError
+from llama_lab.files import umask
 from llama_lab.interop.layouts import Shape
 from llama_lab.interop.values import LARGEST_INDEX, missing, read_json
 

@@ -13,7 +13,8 @@ from llama_lab.model.block import BLOCKS
 from llama_lab.model.cache import DecoderCache
 from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.model.feed_forward import FEED_FORWARDS, SWISH_BETAS
-from llama_lab.model.initialise import INITS, initialise
+from llama_lab.model.init_schemes import INITS
+from llama_lab.model.initialise import initialise
 from llama_lab.model.norms import NORMS
 from llama_lab.model.positions import POSITIONS
 from llama_lab.model.rope import ROPE_PAIRINGS
