@@ -1,4 +1,4 @@
-"""What a checkpoint holds, how it is read, and how it reaches the disk whole.
+"""What a checkpoint holds, and how it is read.
 
 A checkpoint is Lightning's own dictionary with one key more, ``llama_lab``: plain numbers,
 strings, lists and dicts, so that loading weights only is enough. With it a file is whole in
@@ -7,15 +7,13 @@ itself: architecture, tokenizer, settings and step.
 
 from __future__ import annotations
 
-import os
-import tempfile
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
-from llama_lab.errors import RunError, UserError
+from llama_lab.errors import UserError
 
 if TYPE_CHECKING:
     import torch
@@ -140,12 +138,20 @@ def read_record(path: str | Path) -> Record:
     )
 
 
-def check_weights(wanted: Mapping[str, torch.Tensor], record: Record) -> None:
-    """Hold a checkpoint's tensors against those of the architecture that it names.
+def check_weights(
+    wanted: Mapping[str, torch.Tensor],
+    record: Record,
+    *,
+    flag: str = "--ckpt_path",
+    remedy: str = "the file was edited or put together from two models, take another checkpoint",
+) -> None:
+    """Hold a checkpoint's tensors against those of an architecture.
 
     Args:
         wanted: The architecture's ``state_dict``; ``meta`` tensors will do.
         record: The checkpoint.
+        flag: The setting that names the checkpoint.
+        remedy: What to do where they differ.
 
     Raises:
         UserError: A tensor is missing, surplus, or of another shape; it is named.
@@ -161,8 +167,7 @@ def check_weights(wanted: Mapping[str, torch.Tensor], record: Record) -> None:
     if faults:
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
         raise UserError(
-            f"--ckpt_path {record.path}: weights and architecture differ: {faults[0]}{more}; "
-            "the file was edited or put together from two models, take another checkpoint"
+            f"{flag} {record.path}: weights and architecture differ: {faults[0]}{more}; {remedy}"
         )
 
 
@@ -186,42 +191,3 @@ def own_part(
         "config": dict(config),
         "progress": dict(progress),
     }
-
-
-def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
-    """Write a file so that its name never stands for half of it, even over a power cut.
-
-    The bytes go to a temporary file in the same folder (a rename across file systems would copy),
-    are forced to the disk, and take the name in one step.
-
-    Raises:
-        RunError: The disk is full or refuses.
-    """
-    temporary = None
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~umask())
-        os.replace(temporary, path)
-    except BaseException as error:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
-        if not isinstance(error, OSError | RuntimeError):  # torch.save wraps a full disk
-            raise
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, OSError):
-            cause = cause.__cause__ or cause.__context__
-        reason = cause.strerror if cause is not None and cause.strerror else error
-        raise RunError(
-            f"cannot write {path} ({reason}); what stood there before is untouched"
-        ) from error
-
-
-def umask() -> int:
-    """The mode bits that new files are denied; there is no way to read it without setting it."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -59,6 +59,9 @@ def main(argv: list[str]) -> int:
         discard_stdout()
         return OK
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            name = str(error.filename)[:80]
+            return _end(UserError(f"{name}…: a longer name than this system has"), USER_ERROR)
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         discard_stdout()
@@ -119,6 +122,8 @@ def _end(error: BaseException, code: int) -> int:
         # The first process reports for all; Lightning kills it when a child fails before it.
         return OK
     text = " ".join(str(error).split()) or "interrupted"
+    # What a file says may be quoted here, and must not steer the terminal.
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     label = "" if isinstance(error, Stopped | KeyboardInterrupt) else "error: "
     print(f"llama-lab: {label}{text}", file=sys.stderr, flush=True)
     return code

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+
+from llama_lab.cli import main
+from llama_lab.data import store
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -26,3 +30,33 @@ def test_data() -> Path:
     if not folder:
         pytest.skip("LLAMA_LAB_TEST_DATA names no folder of test corpora")
     return Path(folder)
+
+
+@pytest.fixture
+def corpus_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The corpora that token stores were made or looked for with, one entry a reading."""
+    read: list[str] = []
+    whole = store.read_corpus
+
+    def counted(corpus: str, **options: Any) -> str:
+        read.append(corpus)
+        return whole(corpus, **options)
+
+    monkeypatch.setattr(store, "read_corpus", counted)
+    return read
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run a command that must be refused; its one line, without the label."""
+
+    def refused(*argv: str | Path) -> str:
+        capsys.readouterr()
+        assert main([str(word) for word in argv]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.count("\n") == 1, err
+        assert err.startswith("llama-lab: error: ")
+        return err.removeprefix("llama-lab: error: ").rstrip()
+
+    return refused

@@ -1,56 +1,21 @@
-"""Files that are whole or absent, and checkpoints that say what is wrong with them."""
+"""Checkpoints that say what is wrong with them."""
 
 from __future__ import annotations
 
-import errno
 import os
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 import torch
 
-from llama_lab.checkpoints import KEY, load_file, own_part, read_record, write_atomically
-from llama_lab.errors import RunError, Stopped, UserError
+from llama_lab.checkpoints import KEY, load_file, own_part, read_record
+from llama_lab.errors import Stopped, UserError
 
 
 def contents(**changes: Any) -> dict[str, Any]:
     own = own_part(decoder={"dim": 8}, tokenizer={"kind": "char"}, config={}, progress={})
     return {"state_dict": {"decoder.a": torch.ones(2)}, "global_step": 3, KEY: own, **changes}
-
-
-def test_a_write_that_fails_half_way_leaves_the_old_file_and_nothing_beside_it(
-    tmp_path: Path,
-) -> None:
-    target = tmp_path / "last.ckpt"
-    target.write_bytes(b"old")
-
-    def fill_the_disk(file: IO[bytes]) -> None:
-        file.write(b"half")
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with pytest.raises(RunError, match="No space left"):
-        write_atomically(target, fill_the_disk)
-    assert target.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [target]
-
-
-def test_an_interrupted_write_leaves_nothing_beside_the_old_file(tmp_path: Path) -> None:
-    def interrupt(file: IO[bytes]) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_atomically(tmp_path / "new", interrupt)
-    assert not list(tmp_path.iterdir())
-
-
-def test_written_files_are_readable_as_the_umask_says(tmp_path: Path) -> None:
-    before = os.umask(0o027)
-    try:
-        write_atomically(tmp_path / "file", lambda file: file.write(b"x"))
-    finally:
-        os.umask(before)
-    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
 
 
 def test_a_record_speaks_of_logical_tensors(tmp_path: Path) -> None:

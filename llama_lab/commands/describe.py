@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from llama_lab.checkpoints import read_record
 from llama_lab.commands.describe_accounts import JSON_NAMES, AccountOptions, account_for
 from llama_lab.commands.describe_tables import print_tables
-from llama_lab.configs import find_checkpoint, find_config, logs_folder, read_yaml
+from llama_lab.configs import find_checkpoint, find_config, find_decoder, logs_folder, read_yaml
 from llama_lab.errors import UserError
 from llama_lab.parsing import Parser
 
@@ -88,11 +88,14 @@ def build_parser(prog: str) -> Parser:
 
 
 def _read_arguments(argv: list[str], prog: str) -> tuple[Namespace, Source, DecoderConfig]:
-    """The options, the file, and the decoder: the file's settings, overridden by flags."""
+    """The options, the file, and the decoder: the file's settings, overridden by a preset, which
+    replaces them all, and by single flags, wherever they stand."""
     from llama_lab.model.decoder import DecoderConfig
+    from llama_lab.training.arguments import presets_first
 
     parser = build_parser(prog)
-    overrides = list(_expand_presets(argv))
+    presets, flags = presets_first(argv)
+    overrides = [*presets, *flags]
     # The flags are checked first, so that a misspelt one is not blamed on the file.
     name = parser.parse_args(overrides).NAME_OR_FILE
     source = _find(name)
@@ -139,22 +142,21 @@ def _find(name: str) -> Source:
     if decoder is None:
         return Source(path, {})
     if isinstance(decoder, str):
-        preset = _config_file(decoder, beside=path.parent)
-        return Source(preset, read_yaml(preset))
+        from llama_lab.training.arguments import whole_decoder
+
+        return Source(path, json.loads(whole_decoder(decoder, path.parent)))
     if not isinstance(decoder, Mapping):
         raise UserError(f"{path}: model.decoder {decoder}: must be settings, or a preset's name")
     return Source(path, decoder)
 
 
-def _config_file(name: str, beside: Path | None = None) -> Path:
-    """A config or, under ``decoders/``, a preset; first of all a file beside the naming one."""
-    if beside is not None and (beside / name).is_file():
-        return beside / name
+def _config_file(name: str) -> Path:
+    """A config or a preset."""
     try:
         return find_config(name)
     except UserError as error:
         try:
-            return find_config(f"decoders/{name}")
+            return find_decoder(name)
         except UserError:
             raise UserError(str(error).removeprefix("--config ")) from error
 
@@ -167,22 +169,6 @@ def _as_flags(prefix: str, settings: Mapping[Any, Any]) -> Iterator[tuple[str, s
             yield from _as_flags(flag, value)
         else:
             yield flag, value if isinstance(value, str) else json.dumps(value, default=str)
-
-
-def _expand_presets(argv: list[str]) -> Iterator[str]:
-    """``--model.decoder NAME`` becomes the preset's settings; what follows overrides them."""
-    words = iter(argv)
-    for word in words:
-        flag, equals, name = word.partition("=")
-        if flag != DECODER_FLAG:
-            yield word
-            continue
-        name = name if equals else next(words, "")
-        if not name or name.startswith("{"):
-            yield from (flag, name) if name else (flag,)
-            continue
-        for setting, value in _as_flags(DECODER_FLAG, _find(name).decoder):
-            yield f"{setting}={value}"
 
 
 def _probe(name: str, source: Source, config: DecoderConfig) -> Causality:

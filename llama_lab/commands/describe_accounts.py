@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from llama_lab.errors import UserError
@@ -21,7 +22,9 @@ JSON_NAMES = (
     "kv_cache.mha, kv_cache.gqa (as configured), kv_cache.mqa, of each n_kv_heads, "
     "bytes_per_token, bytes (at --context and --batch_size; a windowed layer keeps its window); "
     "training_memory.32-true, .bf16-mixed, .bf16-true, of each optimizer, weights, gradients, "
-    "optimizer_states (two float32 numbers a parameter), total (all without activations); "
+    "optimizer_states (two numbers of the weights' type a parameter), activations (what a step of "
+    "--batch_size texts of --context tokens keeps for its backward, fused attention and no dropout "
+    "assumed), total; "
     "generation_memory.weights, .kv_cache (as `generate` allocates it: an eighth of a window more "
     "in windowed layers), .total (without activations); device_memory; fits.training, "
     "fits.generation (at --precision; null without --device_memory); fault; of a probe causal and "
@@ -46,7 +49,8 @@ class AccountOptions:
     context_length."""
 
     batch_size: int = 1
-    """Texts that are generated side by side, each with its own KV cache."""
+    """Texts side by side: generated, each with its own KV cache, or trained on in one
+    microbatch."""
 
     precision: Literal["32-true", "bf16-mixed", "bf16-true"] = "32-true"
     """In what the weights are kept, as --trainer.precision says it: bf16-mixed keeps float32."""
@@ -89,7 +93,8 @@ def account_for(name: str, config: DecoderConfig, options: AccountOptions) -> di
     Raises:
         UserError: The context is one that the decoder cannot reach over.
     """
-    from llama_lab.model.accounting import PRECISIONS, flops_per_token, on_meta, parameters_of
+    from llama_lab.model.accounting import flops_per_token, on_meta, parameters_of
+    from llama_lab.model.memory import PRECISIONS
 
     context = config.context_length if options.context is None else options.context
     _check_reach(config, context)
@@ -101,7 +106,7 @@ def account_for(name: str, config: DecoderConfig, options: AccountOptions) -> di
     itemsize = PRECISIONS[options.precision].weights.itemsize
     flops = flops_per_token(decoder, context)
     caches = _caches(config, context, options)
-    memory = _training_memory(count.total)
+    memory = _training_memory(config, count.total, context, options.batch_size)
     weights, storage = count.total * itemsize, options.batch_size * caches["gqa"].storage
     generation = {"weights": weights, "kv_cache": storage, "total": weights + storage}
     return {
@@ -163,10 +168,18 @@ def _caches(config: DecoderConfig, context: int, options: AccountOptions) -> dic
     }
 
 
-def _training_memory(n_parameters: int) -> dict[str, dict[str, Any]]:
-    from llama_lab.model.accounting import PRECISIONS, training_memory
+def _training_memory(
+    config: DecoderConfig, n_parameters: int, context: int, batch_size: int
+) -> dict[str, dict[str, Any]]:
+    from llama_lab.model.memory import PRECISIONS, training_memory
 
-    memory = {p: training_memory(n_parameters, p, OPTIMIZER) for p in PRECISIONS}
+    count = partial(training_memory, config, n_parameters, batch_size=batch_size, context=context)
+    try:
+        memory = {precision: count(precision, OPTIMIZER) for precision in PRECISIONS}
+    except RuntimeError as error:
+        raise UserError(
+            f"--batch_size {batch_size} and --context {context}: the sizes are impossible ({error})"
+        ) from error
     return {p: {"optimizer": OPTIMIZER, **asdict(m), "total": m.total} for p, m in memory.items()}
 
 

@@ -24,7 +24,7 @@ def print_tables(config: DecoderConfig, account: Mapping[str, Any]) -> None:
         _parts(account),
         Text(_flops(account)),
         _caches(account),
-        _memory(account),
+        *_memory(account),
         *(Text(sentence) for sentence in _verdicts(account)),
     ):
         console.print(line)
@@ -66,7 +66,7 @@ def _table(first: str, *columns: str, total: Sequence[str] = ()) -> Table:
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE, show_footer=bool(total))
+    table = Table(box=box.SIMPLE, show_footer=bool(total), padding=(0, 1, 0, 0))
     footers = total or ("",) * (1 + len(columns))
     table.add_column(first, footers[0])
     for column, footer in zip(columns, footers[1:], strict=True):
@@ -103,27 +103,34 @@ def _caches(account: Mapping[str, Any]) -> Table:
     return table
 
 
-def _memory(account: Mapping[str, Any]) -> Table:
-    """Memory of training by precision, and of generation; activations come on top."""
-    memory, generation = account["training_memory"], account["generation_memory"]
-    table = _table("memory*", "weights", "gradients", "optimiser", "KV cache", "total")
-    last = list(memory)[-1]
-    for precision, parts in memory.items():
-        names = ("weights", "gradients", "optimizer_states")
-        sizes = [in_bytes(parts[name]) for name in names]
-        row = (f"{parts['optimizer']}, {precision}", *sizes, "", in_bytes(parts["total"]))
-        table.add_row(*row, end_section=precision == last)
-    sizes = [in_bytes(generation[name]) for name in ("weights", "kv_cache", "total")]
-    table.add_row("generation", sizes[0], "", "", *sizes[1:])
-    return table
+def _memory(account: Mapping[str, Any]) -> Iterator[Table]:
+    """Memory of training by precision, and of generation, whose activations come on top."""
+    parts = {
+        "weights": "weights",
+        "gradients": "gradients",
+        "optimizer_states": "optimiser",
+        "activations": "activations*",
+        "total": "total",
+    }
+    table = _table("training", *parts.values())
+    for precision, memory in account["training_memory"].items():
+        sizes = (in_bytes(memory[name]) for name in parts)
+        table.add_row(f"{memory['optimizer']}, {precision}", *sizes)
+    yield table
+    table = _table("generation", "weights", "KV cache", "total**")
+    sizes = (in_bytes(account["generation_memory"][n]) for n in ("weights", "kv_cache", "total"))
+    table.add_row(account["precision"], *sizes)
+    yield table
 
 
 def _verdicts(account: Mapping[str, Any]) -> Iterator[str]:
-    yield "* without activations, which come on top"
+    texts = f"{account['batch_size']:,} x {account['context']:,} tokens"
+    yield f"* kept of {texts} for the backward; fused attention, no dropout"
+    yield "** without activations, which come on top"
     fits = account["fits"]
     if fits is None:
         return
     device = in_bytes(account["device_memory"])
     for use in ("training", "generation"):
         verb = "fits" if fits[use] else "does not fit"
-        yield f"{use} in {account['precision']}: {verb} in {device}*"
+        yield f"{use} in {account['precision']}: {verb} in {device}"

@@ -12,14 +12,13 @@ import hashlib
 import http.client
 import importlib
 import itertools
-import os
 import urllib.request
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from llama_lab.errors import UserError
+from llama_lab.files import replace_synced
 
 DOWNLOAD_TIMEOUT_SECONDS = 30.0
 
@@ -183,14 +182,6 @@ def one_line(error: object) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def write_synced(path: Path, data: bytes | memoryview) -> None:
-    """Write a new file and wait until the disk has it."""
-    with open(path, "xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def _codec_name(encoding: str | None) -> str:
     try:
         codec = codecs.lookup("utf-8" if encoding is None else encoding).name
@@ -278,14 +269,9 @@ def _bytes_of(path: Path) -> bytes:
 
 
 def _save(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            write_synced(temporary, data)
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        replace_synced(path, data)
     except OSError as error:
         raise UserError(
             f"--data.corpus {path.stem}: the download cannot be kept at {path} "

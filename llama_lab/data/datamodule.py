@@ -203,6 +203,7 @@ class TextDataModule(LightningDataModule):
         self.store: TokenStore | None = None
         self.consumed = 0
         self._expected_digest: str | None = None
+        self._prepared: tuple[StoreRequest, Path] | None = None
 
     # ---- set by whoever drives the run --------------------------------------------------------
 
@@ -232,11 +233,12 @@ class TextDataModule(LightningDataModule):
 
     def prepare_data(self) -> None:
         """Read the corpus, train or take the tokenizer, write the store; a second run finds it."""
-        prepare_store(self.request)
+        request = self.request
+        self._prepared = request, prepare_store(request)
 
     def setup(self, stage: str) -> None:
         """Map the store and check that its parts are long enough, before anything is trained."""
-        self.store = open_store(prepare_store(self.request))
+        self.store = open_store(self._store_folder())
         if self._expected_digest not in (None, self.store.digest):
             raise UserError(
                 f"--data.corpus {self.corpus}: its tokens differ from those of the checkpoint "
@@ -251,6 +253,14 @@ class TextDataModule(LightningDataModule):
             self._check_length(part, len(parts[part]))
         if stage == "fit":
             self._check_division()
+
+    def _store_folder(self) -> Path:
+        """What :meth:`prepare_data` wrote; a process that did not run it reads the corpus to know
+        the folder's name."""
+        request = self.request
+        if self._prepared is not None and self._prepared[0] == request:
+            return self._prepared[1]
+        return prepare_store(request)
 
     def _check_length(self, part: str, tokens: int) -> None:
         needed = self.context + 1

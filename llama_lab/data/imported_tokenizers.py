@@ -16,6 +16,8 @@ from llama_lab.data.tokenizer import Tokenizer, UInt32Array, UnknownCharacters, 
 from llama_lab.errors import UserError
 
 SHOWN_CHARACTERS = 20
+# Known tokenizers have a handful of steps, and put one character for another.
+MOST_STEPS, MOST_GROWTH = 64, 1024
 
 
 class ImportedTokenizer(Tokenizer):
@@ -60,11 +62,13 @@ class HuggingFaceTokenizer(ImportedTokenizer):
     ) -> None:
         self.json_text, self.end_of_text, self.n_ids = json_text, end_of_text, n_ids
         self.backend = _backend(json_text)
+        content = json.loads(json_text)
+        _require_bounded(content)
         self.backend.no_padding()
         self.backend.no_truncation()
         # Text that spells a special token is text.
         self.backend.encode_special_tokens = True
-        speller = Speller(json.loads(json_text).get("decoder"))
+        speller = Speller(content.get("decoder"))
         self.leads_with_space = speller.leads_with_space
         self.pieces = self._pieces(speller)
         self.start_of_text = self._start()
@@ -97,6 +101,10 @@ class HuggingFaceTokenizer(ImportedTokenizer):
         )
         if before > 1:
             raise UserError(f"the tokenizer puts {before} ids in front of a text; one is the most")
+        if before and whole[0] >= self.vocab_size:
+            raise UserError(
+                f"the tokenizer puts id {whole[0]} in front of a text, which has no row"
+            )
         return whole[0] if before else None
 
     def encode(self, text: str) -> UInt32Array:
@@ -154,6 +162,19 @@ def _backend(json_text: str) -> hugging_face.Tokenizer:
     except BaseException as error:  # the library panics (no Exception) on some broken files
         reason = " ".join(str(error).split())
         raise UserError(f"not a tokenizer that this version reads ({reason})") from error
+
+
+def _require_bounded(content: Mapping[str, Any]) -> None:
+    """Refuse steps in which a character may become a text that takes all memory."""
+    for key in ("normalizer", "decoder"):
+        growth = 1
+        for number, step in enumerate(_steps(content.get(key)), 1):
+            growth *= max(1, len(str(step.get("content") or step.get("prepend") or "")))
+            if number > MOST_STEPS or growth > MOST_GROWTH:
+                raise UserError(
+                    f"its {key} may make {growth:,} characters of one in {number} steps; this "
+                    f"version takes {MOST_GROWTH:,} and {MOST_STEPS} steps at most"
+                )
 
 
 class Speller:
@@ -221,14 +242,15 @@ class Speller:
         return name.encode()
 
 
-def _steps(decoder: Mapping[str, Any] | None) -> Iterable[Mapping[str, Any]]:
-    if decoder is None:
+def _steps(part: Mapping[str, Any] | None) -> Iterable[Mapping[str, Any]]:
+    """The single steps of a normalizer or decoder."""
+    if part is None:
         return
-    if decoder["type"] == "Sequence":
-        for step in decoder["decoders"]:
+    if part["type"] == "Sequence":
+        for step in part.get("decoders") or part.get("normalizers") or ():
             yield from _steps(step)
     else:
-        yield decoder
+        yield part
 
 
 def byte_of(name: str) -> int | None:

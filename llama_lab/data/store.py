@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llama_lab.data.corpora import one_line, read_corpus, shown, write_synced
+from llama_lab.data.corpora import one_line, read_corpus, shown
 from llama_lab.data.tokenizers import (
     Tokenizer,
     UnknownCharacters,
@@ -35,6 +35,7 @@ from llama_lab.data.tokenizers import (
     train_tokenizer,
 )
 from llama_lab.errors import RunError, UserError
+from llama_lab.files import write_synced
 
 FORMAT = 1  # part of every key: raise it when the files or what they hold change
 PART_FILES = {"train": "train.bin", "validation": "validation.bin"}

@@ -13,6 +13,7 @@ from typing import Any
 
 from llama_lab.interop.parts import Parts, head_dim_of, layer_windows, windows
 from llama_lab.interop.values import LARGEST, LARGEST_COUNT, Values
+from llama_lab.model.settings import shown
 
 
 class Entry(ABC):
@@ -130,7 +131,7 @@ class Only(Entry):
         if found is not None and (
             found != self.value or isinstance(found, bool) != isinstance(self.value, bool)
         ):
-            values.refuse(self.key, f"this version reads {str(self.value).lower()} alone")
+            values.refuse(self.key, f"this version reads {shown(self.value)} alone")
         return {}
 
     def write(self, parts: Parts) -> dict[str, Any]:
@@ -149,6 +150,25 @@ class Written(Entry):
 
     def write(self, parts: Parts) -> dict[str, Any]:
         return {self.key: self.value}
+
+
+@dataclass(frozen=True)
+class KeyValueHeads(Entry):
+    """Key/value heads: null means as many as query heads, and absent does unless there is a
+    ``default``.
+    """
+
+    default: int | None = None
+
+    def read(self, values: Values, parts: Parts) -> Parts:
+        key = "num_key_value_heads"
+        default = parts["attention.n_heads"]
+        if self.default is not None and key not in values.content:
+            default = self.default
+        return {"attention.n_kv_heads": values.whole(key, default, most=LARGEST_COUNT)}
+
+    def write(self, parts: Parts) -> dict[str, Any]:
+        return {"num_key_value_heads": parts["attention.n_kv_heads"]}
 
 
 @dataclass(frozen=True)
@@ -228,13 +248,17 @@ class WindowEverywhere(Entry):
     default: int | None
 
     def read(self, values: Values, parts: Parts) -> Parts:
-        # Absent and null differ here: an old config leaves it out and has the default.
-        is_null = "sliding_window" in values.content and values.get("sliding_window") is None
-        size = None if is_null else values.whole("sliding_window", self.default)
-        return _seen("L" * parts["n_layers"], size, parts)
+        return _seen("L" * parts["n_layers"], _window(values, self.default), parts)
 
     def write(self, parts: Parts) -> dict[str, Any]:
         return {"sliding_window": parts.get("attention.window")}
+
+
+def _window(values: Values, default: int | None) -> int | None:
+    """Absent and null differ here: an old config leaves the key out and has the default."""
+    key = "sliding_window"
+    is_null = key in values.content and values.get(key) is None
+    return None if is_null else values.whole(key, default)
 
 
 def _seen(layers: str, size: int | None, parts: Parts) -> Parts:
@@ -252,6 +276,9 @@ class WindowByLayer(Entry, ABC):
     switch = True
     """Whether ``use_sliding_window`` turns windows on."""
 
+    window: int | None = 4096
+    """The window where none is said."""
+
     def read(self, values: Values, parts: Parts) -> Parts:
         n_layers = parts["n_layers"]
         kinds = values.items("layer_types", tuple(LAYER_TYPES), n_layers)
@@ -260,7 +287,9 @@ class WindowByLayer(Entry, ABC):
             if layers and "L" in layers:
                 values.refuse("layer_types", "name a window, and use_sliding_window is not true")
             return windows("G" * n_layers, None)
-        size = values.whole("sliding_window", 4096)
+        size = _window(values, self.window)
+        if size is None and layers and "L" in layers:
+            values.refuse("layer_types", "name a window, and sliding_window is null")
         return _seen(layers or self.rule(values, parts), size, parts)
 
     @abstractmethod
@@ -284,7 +313,7 @@ class WindowFromLayer(WindowByLayer):
     default: int = 28
 
     def rule(self, values: Values, parts: Parts) -> str:
-        full = min(values.whole("max_window_layers", self.default), parts["n_layers"])
+        full = min(values.whole("max_window_layers", self.default, least=0), parts["n_layers"])
         return "G" * full + "L" * (parts["n_layers"] - full)
 
     def write(self, parts: Parts) -> dict[str, Any]:
@@ -296,6 +325,8 @@ class WindowFromLayer(WindowByLayer):
 @dataclass(frozen=True)
 class WindowWhereNope(WindowByLayer):
     """By the older rule, windows in the layers that have no position."""
+
+    window = None
 
     def rule(self, values: Values, parts: Parts) -> str:
         every = parts.get("position.nope_every") or parts["n_layers"] + 1

@@ -10,7 +10,7 @@ arXiv:2505.09388; gemma3, arXiv:2503.19786; olmo2, arXiv:2501.00656; smollm3, Ba
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from llama_lab.interop.entries import (
     Fixed,
     FullEvery,
     HeadDim,
+    KeyValueHeads,
     NopeEvery,
     Number,
     Only,
@@ -94,20 +95,15 @@ class Family:
         return keys
 
 
-def n_heads(parts: Parts) -> int:
-    """As many as query heads."""
-    return int(parts["attention.n_heads"])
-
-
-def sizes(*, kv_heads: int | Callable[[Parts], int] = n_heads) -> tuple[Entry, ...]:
-    """The sizes that every family but gpt2 has; ``kv_heads`` is what absent ones mean."""
+def sizes(*, kv_heads: int | None = None, context: int = 2048) -> tuple[Entry, ...]:
+    """The sizes that every family but gpt2 has; the arguments are what absent ones mean."""
     return (
         Whole("vocab_size", "vocab_size"),
         Whole("hidden_size", "dim"),
         Whole("num_hidden_layers", "n_layers", most=LARGEST_COUNT),
-        Whole("max_position_embeddings", "context_length", 2048),
+        Whole("max_position_embeddings", "context_length", context),
         Whole("num_attention_heads", "attention.n_heads", most=LARGEST_COUNT),
-        Whole("num_key_value_heads", "attention.n_kv_heads", kv_heads, most=LARGEST_COUNT),
+        KeyValueHeads(kv_heads),
         Whole("intermediate_size", "feed_forward.hidden_dim"),
         Written("attention_dropout", 0.0),
     )
@@ -197,7 +193,7 @@ MISTRAL = Family(
     "mistral",
     "MistralForCausalLM",
     (
-        *sizes(kv_heads=8),
+        *sizes(kv_heads=8, context=131072),
         HeadDim(),
         GATE,
         *PRE_RMSNORM,
@@ -216,7 +212,7 @@ QWEN2 = Family(
     "qwen2",
     "Qwen2ForCausalLM",
     (
-        *sizes(kv_heads=32),
+        *sizes(kv_heads=32, context=32768),
         HeadDim(always=False),
         GATE,
         *PRE_RMSNORM,
@@ -236,7 +232,7 @@ QWEN3 = Family(
     "qwen3",
     "Qwen3ForCausalLM",
     (
-        *sizes(kv_heads=32),
+        *sizes(kv_heads=32, context=32768),
         HeadDim(default=128),
         GATE,
         *PRE_RMSNORM,
@@ -256,7 +252,7 @@ GEMMA3 = Family(
     "gemma3_text",
     "Gemma3ForCausalLM",
     (
-        *sizes(kv_heads=4),
+        *sizes(kv_heads=4, context=131072),
         HeadDim(default=256),
         Word(
             "hidden_activation", "feed_forward.kind", {"gelu_pytorch_tanh": "geglu_tanh", **GATED}
@@ -304,7 +300,7 @@ SMOLLM3 = Family(
     "smollm3",
     "SmolLM3ForCausalLM",
     (
-        *sizes(kv_heads=4),
+        *sizes(kv_heads=4, context=32768),
         HeadDim(always=False),
         GATE,
         *PRE_RMSNORM,
@@ -329,7 +325,7 @@ GPT2 = Family(
         Whole("vocab_size", "vocab_size"),
         Whole("n_embd", "dim"),
         Whole("n_layer", "n_layers", most=LARGEST_COUNT),
-        Whole("n_positions", "context_length"),
+        Whole("n_positions", "context_length", 1024),
         Whole("n_head", "attention.n_heads", most=LARGEST_COUNT),
         Same("attention.n_kv_heads", "attention.n_heads"),
         Whole("n_inner", "feed_forward.hidden_dim", lambda parts: 4 * parts["dim"]),

@@ -16,10 +16,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from llama_lab.checkpoints import umask
 from llama_lab.errors import RunError, UserError
+from llama_lab.files import umask
 from llama_lab.interop.layouts import Shape
-from llama_lab.interop.values import read_json
+from llama_lab.interop.values import LARGEST_INDEX, missing, read_json
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = ("F64", "F32", "F16", "BF16")
@@ -54,15 +54,15 @@ class TensorFolder:
     @staticmethod
     def _index(folder: Path) -> dict[str, str] | None:
         """Each tensor's file where there are several, else ``None``."""
-        if (folder / SINGLE).is_file():
+        if os.path.lexists(folder / SINGLE):
             return None
-        if not (folder / INDEX).is_file():
+        if not os.path.lexists(folder / INDEX):
             pickles = sorted(p.name for p in folder.glob("*.bin")) + sorted(
                 p.name for p in folder.glob("*.pt*")
             )
             also = f" (there is {pickles[0]}, a pickle, which could run code)" if pickles else ""
             raise UserError(f"{folder}: holds no {SINGLE} and no {INDEX}{also}; convert it first")
-        places = read_json(folder / INDEX).get("weight_map")
+        places = read_json(folder / INDEX, most=LARGEST_INDEX).get("weight_map")
         if not isinstance(places, dict) or not places:
             raise UserError(f"{folder / INDEX}: has no weight_map")
         for name, file_name in places.items():
@@ -98,13 +98,22 @@ class TensorFolder:
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[Any]:
     if not path.is_file():
-        raise UserError(f"{path}: no such file")
+        raise UserError(f"{path}: {missing(path)}")
     try:
+        _refuse_long_header(path)
         with safetensors.safe_open(str(path), framework="pt") as file:
             yield file
     except (safetensors.SafetensorError, OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path}: not a whole safetensors file ({reason})") from error
+
+
+def _refuse_long_header(path: Path) -> None:
+    """safetensors reads headers of 100 MB, and takes a gigabyte of memory and minutes for it."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+    if size > LARGEST_INDEX:
+        raise ValueError(f"a header of {size:,} bytes is too large")
 
 
 def write_folder(target: Path, write: Callable[[Path], None]) -> None:

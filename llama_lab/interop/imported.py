@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from llama_lab.checkpoints import DECODER_PREFIX, KEY, own_part, write_atomically
+from llama_lab.checkpoints import DECODER_PREFIX, KEY, own_part
 from llama_lab.data.tokenizer import Tokenizer
+from llama_lab.files import write_atomically
 from llama_lab.interop.folders import refuse_existing
 from llama_lab.model.decoder import DecoderConfig
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any, get_type_hints
+from typing import Any
 
 from llama_lab.errors import UserError
 from llama_lab.interop.scalings import SCALING, with_defaults
 from llama_lab.model.decoder import DecoderConfig
-from llama_lab.model.settings import SettingError, shown
+from llama_lab.model.settings import SettingError
 
 Parts = dict[str, Any]
 """Values by dotted name under ``model.decoder``, such as ``norm.kind``, nulls resolved. What does
@@ -25,7 +25,7 @@ NOT_PARTS = (
 )
 # What null means, for settings where both are said.
 USUAL = {"position.rope_fraction": 1, "feed_forward.swish_beta": "fixed"}
-# What a setting is that says nothing, so that a version without it expresses just that.
+# What a setting is that says nothing.
 NEUTRAL = (None, False, "none")
 
 
@@ -62,7 +62,10 @@ def _bases(parts: Parts) -> Parts:
     """Rope's base, and the one of windowed layers where it is another."""
     theta, local = parts.get("position.rope_theta"), parts.get("position.rope_local_theta")
     if local is not None and "G" not in layer_windows(parts):
-        return {"position.rope_theta": local, "position.rope_local_theta": None}
+        # Nor is any layer stretched: those with a base of their own are left alone.
+        unscaled: Parts = {name: None for name in parts if name.startswith(f"{SCALING}.")}
+        unscaled[f"{SCALING}.kind"] = "none"
+        return {"position.rope_theta": local, "position.rope_local_theta": None, **unscaled}
     # Windowed layers with a base of their own are not stretched with the others.
     if local == theta and parts.get(f"{SCALING}.kind") in NEUTRAL:
         return {"position.rope_local_theta": None}
@@ -113,17 +116,10 @@ def config_of(parts: Mapping[str, Any], where: str) -> DecoderConfig:
         where: What the error begins with, such as the folder.
 
     Raises:
-        UserError: This version lacks a setting, or a value of it, or refuses them together.
+        UserError: The decoder has no such value of a setting, or refuses them together.
     """
     nested: dict[str, Any] = {}
     for name, value in parts.items():
-        if value in NEUTRAL and not has_setting(name):
-            continue
-        if not has_setting(name):
-            raise UserError(
-                f"{where}: this version cannot express --model.decoder.{name} {shown(value)}, "
-                "which the model needs"
-            )
         *groups, field = name.split(".")
         place = nested
         for group in groups:
@@ -133,16 +129,6 @@ def config_of(parts: Mapping[str, Any], where: str) -> DecoderConfig:
         return DecoderConfig.from_dict(nested)
     except SettingError as error:
         raise UserError(f"{where}: this version cannot express the model: {error}") from error
-
-
-def has_setting(name: str) -> bool:
-    """Whether the decoder has the setting ``name``, such as ``attention.window``."""
-    place: Any = DecoderConfig
-    for word in name.split("."):
-        if not dataclasses.is_dataclass(place):
-            return False
-        place = get_type_hints(place).get(word)
-    return place is not None
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -12,13 +12,20 @@ from typing import Any
 
 from llama_lab.interop.entries import Entry
 from llama_lab.interop.parts import Parts, layer_windows
-from llama_lab.interop.scalings import NO_SCALING, SCALING, SCALINGS
+from llama_lab.interop.scalings import NO_SCALING, ORIGINAL, SCALING, SCALINGS
 from llama_lab.interop.values import Values
 
 GLOBAL_LAYERS, WINDOWED_LAYERS = "full_attention", "sliding_attention"
 
-# Keys that change what a scaling computes, in a way that no setting here has.
-UNKNOWN_FACTORS = ("mscale", "mscale_all_dim", "truncate", "short_factor", "long_factor")
+# Keys that change what a scaling computes, in a way that no setting here has, and the value that
+# leaves it as it is.
+UNKNOWN_FACTORS = {
+    "mscale": None,
+    "mscale_all_dim": None,
+    "truncate": True,
+    "short_factor": None,
+    "long_factor": None,
+}
 
 
 @dataclass(frozen=True)
@@ -41,9 +48,10 @@ class Rope(Entry):
         if stretched[0] != stretched[-1]:
             values.refuse("rope_scaling", "contradicts rope_parameters; keep one of the two")
         found |= stretched[0]
-        for group in (values, new, whole):
-            if group is not None and (part := group.number("partial_rotary_factor", 1.0)) != 1.0:
-                found["position.rope_fraction"] = part
+        found |= _original(values, found)
+        for group in (values, new, old, whole):
+            if group is not None and group.number("partial_rotary_factor", 1.0) != 1.0:
+                group.refuse("partial_rotary_factor", "this family turns all coordinates of a head")
         if self.local_theta is not None:
             local = new.group(WINDOWED_LAYERS) if new is not None and by_layer else None
             found |= self._local(values, local, parts)
@@ -87,13 +95,25 @@ def _theta(values: Values, new: Values | None, old_key: str, default: float) -> 
     return nested or old or default
 
 
+def _original(values: Values, found: Parts) -> Parts:
+    """The original context length where a config has it at the top, beside the scaling."""
+    name = f"{SCALING}.original_context_length"
+    original = values.whole(ORIGINAL, None)
+    factors = SCALINGS.get(found.get(f"{SCALING}.kind", ""), ())
+    if original is None or ORIGINAL not in [factor.key for factor in factors]:
+        return {}
+    if found.get(name, original) != original:
+        values.refuse(ORIGINAL, f"contradicts the scaling, which says {found[name]}")
+    return {name: original}
+
+
 def _scaling(group: Values) -> Parts:
     """The settings of a scaling; none for the kind ``default``."""
     key = "rope_type" if group.get("rope_type") is not None else "type"
     kinds = {name: name for name in (NO_SCALING, *SCALINGS)}
     kind = group.word(key, kinds, NO_SCALING)
-    for unknown in UNKNOWN_FACTORS:
-        if group.get(unknown) is not None:
+    for unknown, neutral in UNKNOWN_FACTORS.items():
+        if group.get(unknown) not in (None, neutral):
             group.refuse(unknown, "this version does not know it")
     if kind == NO_SCALING:
         return {}

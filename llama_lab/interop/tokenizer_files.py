@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def read_tokenizer(folder: Path, config: Values, vocab_size: int) -> Tokenizer:
     """
     end = _end_of_text(folder, config, vocab_size)
     path = folder / TOKENIZER_FILE
-    if not path.is_file():
+    if not os.path.lexists(path):
         return IdsTokenizer(vocab_size, end)
     try:
         return HuggingFaceTokenizer(read_text(path), end_of_text=end, n_ids=vocab_size)
@@ -40,17 +41,20 @@ def read_tokenizer(folder: Path, config: Values, vocab_size: int) -> Tokenizer:
 
 
 def _end_of_text(folder: Path, config: Values, vocab_size: int) -> int | None:
-    """The id that ends a text, the first of several; the generation config's goes first."""
+    """The id that ends a text, the first of several that the model has; the generation config's
+    goes first.
+    """
     path = folder / GENERATION_CONFIG_FILE
-    sources = [Values(read_json(path), f"{path}: ")] if path.is_file() else []
+    sources = [Values(read_json(path), f"{path}: ")] if os.path.lexists(path) else []
     for values in (*sources, config):
         value = values.get("eos_token_id")
         ids = value if isinstance(value, list) else [value]
         if not ids or ids[0] is None:
             continue
-        if any(type(i) is not int or not 0 <= i < vocab_size for i in ids):
-            values.refuse("eos_token_id", f"must be ids below the vocabulary size {vocab_size}")
-        return int(ids[0])
+        if any(type(i) is not int or i < 0 for i in ids):
+            values.refuse("eos_token_id", "must be ids, whole numbers from 0 on")
+        # A family's usual one in a model with fewer ids, which never gives it.
+        return next((i for i in ids if i < vocab_size), None)
     return None
 
 

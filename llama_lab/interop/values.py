@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
+import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -11,20 +12,23 @@ from typing import Any, NoReturn
 from llama_lab.errors import UserError
 from llama_lab.model.settings import is_number, shown
 
-LARGEST_JSON = 1 << 28  # bytes: the largest tokenizer.json about is a seventh of it
+LARGEST_TEXT = 1 << 28  # bytes: the largest tokenizer.json about is a seventh of it
+# Bytes of JSON that is read whole, which may take 50 times as many: of a config, and of an index of
+# 100,000 tensors.
+LARGEST_CONFIG, LARGEST_INDEX = 1 << 20, 1 << 24
 # The largest size of any one thing; a file that claims more is wrong, and costs time to disprove.
 LARGEST = 1 << 24
 LARGEST_COUNT = 1 << 16  # of layers, heads, or a head's width
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file that holds an object.
+def read_json(path: Path, *, most: int = LARGEST_CONFIG) -> dict[str, Any]:
+    """A JSON file of at most so many bytes that holds an object.
 
     Raises:
         UserError: It is missing, too large, or anything else.
     """
     try:
-        content = json.loads(read_text(path), parse_constant=_refuse_constant)
+        content = json.loads(read_text(path, most=most), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not a JSON file ({error})") from error
     if not isinstance(content, dict):
@@ -32,17 +36,22 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def read_text(path: Path) -> str:
-    """A UTF-8 file of bearable size."""
+def read_text(path: Path, *, most: int = LARGEST_TEXT) -> str:
+    """A UTF-8 file of at most so many bytes."""
     if not path.is_file():
-        raise UserError(f"{path}: no such file")
+        raise UserError(f"{path}: {missing(path)}")
     size = path.stat().st_size
-    if size > LARGEST_JSON:
+    if size > most:
         raise UserError(f"{path}: {size:,} bytes are too many for such a file")
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read as UTF-8 text ({error})") from error
+
+
+def missing(path: Path) -> str:
+    """What is wrong where no file is: nothing is, or a folder, a pipe or a broken link."""
+    return "not a file" if os.path.lexists(path) else "no such file"
 
 
 def _refuse_constant(word: str) -> NoReturn:
@@ -73,13 +82,15 @@ class Values:
         value = shown(self.content.get(key))
         raise UserError(f"{self.where}{key} {value[:80]}: {remedy}")
 
-    def whole(self, key: str, default: Any = REQUIRED, *, most: int = LARGEST) -> Any:
-        """A whole number from 1 to ``most``."""
+    def whole(
+        self, key: str, default: Any = REQUIRED, *, least: int = 1, most: int = LARGEST
+    ) -> Any:
+        """A whole number from ``least`` to ``most``."""
         value = self._value(key, default)
         if value is default:
             return value
-        if not (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most):
-            self.refuse(key, f"must be a whole number from 1 to {most:,}")
+        if not (isinstance(value, int) and not isinstance(value, bool) and least <= value <= most):
+            self.refuse(key, f"must be a whole number from {least} to {most:,}")
         return value
 
     def number(self, key: str, default: Any = REQUIRED) -> Any:
@@ -87,7 +98,7 @@ class Values:
         value = self._value(key, default)
         if value is default:
             return value
-        if not (is_number(value) and value > 0 and math.isfinite(value)):
+        if not (is_number(value) and 0 < value <= sys.float_info.max):
             self.refuse(key, "must be a finite number above 0")
         return float(value)
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
 
 import torch
 from torch import nn
 
 from llama_lab.model.attention import Attention
 from llama_lab.model.cache import DecoderCache
-from llama_lab.model.decoder import Decoder, DecoderConfig
-from llama_lab.model.layers import layer_kinds
+from llama_lab.model.config import DecoderConfig, layer_kinds
+from llama_lab.model.decoder import Decoder
 
 # The first of these words in a parameter's dotted name says whose it is.
 PART_OF = {
@@ -87,8 +86,10 @@ def flops_per_token(decoder: Decoder, context: int) -> FlopCount:
 
     Every matrix that a token passes takes 2 a weight, the head among them, tied or not; scores and
     values take 4 H E a layer for each position seen. All ``context`` positions count as seen (no
-    causal discount, as in PaLM's appendix B, arXiv:2204.02311), in a windowed layer its window.
-    Norms, activations and the embedding's lookup are left out.
+    causal discount, as in PaLM's appendix B, arXiv:2204.02311), in a windowed layer its window:
+    what has to be computed. The scores that attention computes only to hide them are no work of the
+    model's: a mask's, and in blocks of a window as many again, at most. Norms, activations and the
+    embedding's lookup are left out.
     """
     config = decoder.config
     weights = sum(m.weight.numel() for m in decoder.modules() if isinstance(m, nn.Linear))
@@ -132,51 +133,3 @@ def cache_bytes(config: DecoderConfig, context: int, dtype: torch.dtype) -> Cach
         seen += a_position * _seen(context, kind.window)
         storage += size
     return CacheBytes(per_token, seen, storage)
-
-
-Precision = Literal["32-true", "bf16-mixed", "bf16-true"]
-
-
-class PrecisionParts(NamedTuple):
-    """In what a precision keeps things from step to step."""
-
-    weights: torch.dtype
-    gradients: torch.dtype
-    states: torch.dtype
-
-
-# bf16-mixed keeps float32 and casts for each product (Micikevicius et al. 2018, arXiv:1710.03740).
-# For bf16-true the states are reckoned in float32, the upper bound: torch's own AdamW keeps them in
-# the weights' type, so that its total is 8 bytes a parameter and not 12.
-PRECISIONS: dict[Precision, PrecisionParts] = {
-    "32-true": PrecisionParts(torch.float32, torch.float32, torch.float32),
-    "bf16-mixed": PrecisionParts(torch.float32, torch.float32, torch.float32),
-    "bf16-true": PrecisionParts(torch.bfloat16, torch.bfloat16, torch.float32),
-}
-# Numbers that an optimiser remembers for each parameter.
-OPTIMIZER_STATES = {"adamw": 2}
-
-
-@dataclass(frozen=True)
-class TrainingMemory:
-    """Bytes that training holds from step to step: without activations, and without the casts
-    that a mixed precision makes on the way."""
-
-    weights: int
-    gradients: int
-    optimizer_states: int
-
-    @property
-    def total(self) -> int:
-        """All three."""
-        return self.weights + self.gradients + self.optimizer_states
-
-
-def training_memory(n_parameters: int, precision: Precision, optimizer: str) -> TrainingMemory:
-    """What so many parameters, each of them trained on one device, hold in training."""
-    weights, gradients, states = PRECISIONS[precision]
-    return TrainingMemory(
-        weights=n_parameters * weights.itemsize,
-        gradients=n_parameters * gradients.itemsize,
-        optimizer_states=n_parameters * OPTIMIZER_STATES[optimizer] * states.itemsize,
-    )

@@ -5,18 +5,16 @@ B batch, T time, D model width.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from torch import Tensor, nn
 
 from llama_lab.model.attention import build_attention
-from llama_lab.model.cache import LayerCache
+from llama_lab.model.config import DecoderConfig
 from llama_lab.model.feed_forward import build_feed_forward
+from llama_lab.model.layer_cache import LayerCache
 from llama_lab.model.norms import NormPlacement, build_norm
 from llama_lab.model.places import Places
-
-if TYPE_CHECKING:
-    from llama_lab.model.decoder import DecoderConfig
 
 
 class Block(nn.Module):

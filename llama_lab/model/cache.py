@@ -1,83 +1,11 @@
-"""What the layers remember while a text is generated, so that no token is computed twice.
-
-B batch, T new time steps, P positions held, K key/value heads, E head width.
-"""
+"""What the layers remember while a text is generated, so that no token is computed twice."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
-from torch import Tensor
 
-from llama_lab.model.layers import layer_kinds
-
-if TYPE_CHECKING:
-    from llama_lab.model.decoder import DecoderConfig
-
-
-class LayerCache:
-    """Keys and values of one layer, in storage ``[B, K, capacity, E]`` that is allocated once."""
-
-    def __init__(
-        self, shape: tuple[int, int, int, int], device: torch.device | None, dtype: torch.dtype
-    ) -> None:
-        self.keys = torch.zeros(shape, device=device, dtype=dtype)
-        self.values = torch.zeros(shape, device=device, dtype=dtype)
-        self.length = 0
-
-    def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Write keys and values ``[B, K, T, E]`` after those held; all of them, ``[B, K, P+T, E]``.
-
-        The result is a view of the storage. No gradient passes: a cache serves generation alone.
-        """
-        end = self.length + k.size(2)
-        self.keys[:, :, self.length : end] = k.detach()
-        self.values[:, :, self.length : end] = v.detach()
-        return self.keys[:, :, :end], self.values[:, :, :end]
-
-
-class WindowCache(LayerCache):
-    """Keys and values of a windowed layer: those that the next token sees, in order.
-
-    Storage is for the window and an eighth of it: where that is full, what the window still shows
-    is moved to its front. ``length`` counts all positions, those forgotten too.
-    """
-
-    def __init__(
-        self,
-        shape: tuple[int, int, int, int],
-        window: int,
-        device: torch.device | None,
-        dtype: torch.dtype,
-    ) -> None:
-        batch, heads, capacity, width = shape
-        self.reach = window - 1
-        capacity = min(capacity, self.reach + max(1, window // 8))
-        super().__init__((batch, heads, capacity, width), device, dtype)
-        self.end = 0
-
-    def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Write ``[B, K, T, E]`` after those held; what these T see, ``[B, K, min(P, W-1)+T, E]``.
-
-        Many at once are not stored but for the last, and the result is then no view.
-        """
-        n_held = min(self.length, self.reach)
-        begin, end = self.end - n_held, self.end + k.size(2)
-        if end > self.keys.size(2):
-            seen = [
-                torch.cat((held[:, :, begin : self.end], new.detach().to(held.dtype)), dim=2)
-                for held, new in ((self.keys, k), (self.values, v))
-            ]
-            kept = min(self.reach, n_held + k.size(2))
-            self.keys[:, :, :kept] = seen[0][:, :, seen[0].size(2) - kept :]
-            self.values[:, :, :kept] = seen[1][:, :, seen[1].size(2) - kept :]
-            self.end = kept
-            return seen[0], seen[1]
-        self.keys[:, :, self.end : end] = k.detach()
-        self.values[:, :, self.end : end] = v.detach()
-        self.end = end
-        return self.keys[:, :, begin:end], self.values[:, :, begin:end]
+from llama_lab.model.config import DecoderConfig, layer_kinds
+from llama_lab.model.layer_cache import LayerCache, WindowCache
 
 
 class DecoderCache:

@@ -3,119 +3,21 @@
 B batch, T time, D model width, V vocabulary.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from llama_lab.model.attention import AttentionConfig, check_head_dim, check_heads
 from llama_lab.model.block import BLOCKS, build_dropout
 from llama_lab.model.cache import DecoderCache
-from llama_lab.model.feed_forward import FeedForwardConfig
+from llama_lab.model.config import DecoderConfig as DecoderConfig
+from llama_lab.model.config import layer_kinds
 from llama_lab.model.flex import serves_heads
-from llama_lab.model.initialise import InitConfig
-from llama_lab.model.layers import check_layers, layer_kinds
 from llama_lab.model.loss import next_token_loss
-from llama_lab.model.norms import NormConfig, build_norm
-from llama_lab.model.positions import (
-    LayerPositions,
-    PositionConfig,
-    Sizes,
-    build_position,
-    check_rope_width,
-)
-from llama_lab.model.settings import (
-    from_mapping,
-    require,
-    require_fraction,
-    require_positive,
-    require_switch,
-    require_whole,
-)
+from llama_lab.model.norms import build_norm
+from llama_lab.model.positions import LayerPositions, Sizes, build_position
+from llama_lab.model.settings import require
 from llama_lab.model.softcap import softcap
-
-
-@dataclass(frozen=True, kw_only=True)
-class DecoderConfig:
-    """The architecture; the defaults are a small LLaMA."""
-
-    dim: int = 128
-    """Width of the residual stream."""
-
-    n_layers: int = 4
-    """Layers, each an attention and a feed-forward."""
-
-    context_length: int = 128
-    """Tokens that the model is trained to see at once."""
-
-    vocab_size: int | None = None
-    """Tokens that the model knows; null means as many as the tokenizer has."""
-
-    tie_embeddings: bool = False
-    """Whether the output head is the token embedding itself, one tensor in two places."""
-
-    embedding_scale: bool = False
-    """Whether token embeddings are multiplied by sqrt(dim) on the way in, as in 2017."""
-
-    logit_softcap: float | None = None
-    """Soft limit of the logits, which become cap · tanh(logit / cap), in training too (Gemma 2);
-    null means none."""
-
-    dropout: float = 0.0
-    """Probability, while training, of dropping an embedding's, a sublayer's or an attention
-    weight's entry; from 0 up to, not including, 1."""
-
-    norm: NormConfig = field(default_factory=NormConfig)
-    """The normalisation of every layer, and its place around the sublayers."""
-
-    position: PositionConfig = field(default_factory=PositionConfig)
-    """How the model knows the order of the tokens."""
-
-    attention: AttentionConfig = field(default_factory=AttentionConfig)
-    """The heads of every layer's attention."""
-
-    feed_forward: FeedForwardConfig = field(default_factory=FeedForwardConfig)
-    """The feed-forward sublayer of every layer."""
-
-    init: InitConfig = field(default_factory=InitConfig)
-    """The weights that training starts from."""
-
-    def __post_init__(self) -> None:
-        for name in ("dim", "n_layers", "context_length"):
-            require_whole(f"model.decoder.{name}", getattr(self, name))
-        if self.vocab_size is not None:
-            require_whole("model.decoder.vocab_size", self.vocab_size)
-        require_switch("model.decoder.tie_embeddings", self.tie_embeddings)
-        require_switch("model.decoder.embedding_scale", self.embedding_scale)
-        require_fraction("model.decoder.dropout", self.dropout)
-        if self.logit_softcap is not None:
-            require_positive("model.decoder.logit_softcap", self.logit_softcap)
-        if self.attention.head_dim is None:
-            check_heads(self.dim, self.attention.n_heads)
-        if self.position.kind == "rope":
-            if self.attention.head_dim is None:
-                check_rope_width(self.dim, self.attention.n_heads)
-            else:
-                check_head_dim(self.attention.head_dim)
-        check_layers(self)
-        self.feed_forward.width(self.dim)
-
-    @property
-    def head_dim(self) -> int:
-        """Width of one head."""
-        own = self.attention.head_dim
-        return self.dim // self.attention.n_heads if own is None else own
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "DecoderConfig":
-        """The inverse of ``dataclasses.asdict``; what is absent keeps its default.
-
-        Raises:
-            SettingError: An unknown key, or a value that the config refuses.
-        """
-        return from_mapping(cls, values, flag="model.decoder")
 
 
 class TokenEmbedding(nn.Embedding):

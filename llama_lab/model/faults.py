@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from llama_lab.model.attention import Attention, ScoredAttention
 from llama_lab.model.block import BLOCKS, Block
-from llama_lab.model.decoder import Decoder, DecoderConfig
-from llama_lab.model.layers import LayerKind, layer_kinds
+from llama_lab.model.config import DecoderConfig, layer_kinds
+from llama_lab.model.decoder import Decoder
+from llama_lab.model.layers import LayerKind
 from llama_lab.model.places import BiasedSight, Mixer, Places, Position, Sight, distances
 from llama_lab.model.positions import AlibiPosition
 from llama_lab.model.rope import FirstCoordinates, HalfPairs, InterleavedPairs, rotated_width

@@ -50,7 +50,8 @@ def next_token_loss(
     if rows.size(0) * head_weight.size(0) <= LOGITS_BUDGET:
         logits = softcap(F.linear(rows, head_weight).float(), cap)
         return F.cross_entropy(logits, flat_targets, ignore_index=IGNORE, reduction=reduction)
-    n_rows = max(1, LOGITS_BUDGET // head_weight.size(0))
+    # On `meta`, where logits take no memory, many chunks would only take time.
+    n_rows = rows.size(0) if rows.is_meta else max(1, LOGITS_BUDGET // head_weight.size(0))
     needs_gradient = torch.is_grad_enabled() and (rows.requires_grad or head_weight.requires_grad)
     total = ChunkedLoss.apply(rows, head_weight, flat_targets, n_rows, needs_gradient, cap)
     return total / (flat_targets != IGNORE).sum() if reduction == "mean" else total

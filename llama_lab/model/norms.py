@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from llama_lab.model.initialise import Starting
+from llama_lab.model.init_schemes import Starting
 from llama_lab.model.settings import (
     refuse_idle,
     require_choice,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
+import sys
 from collections.abc import Mapping
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -58,7 +58,7 @@ def require_whole(flag: str, value: Any) -> None:
 def require_positive(flag: str, value: Any) -> None:
     """Refuse anything but a finite number above 0."""
     require(
-        is_number(value) and value > 0 and math.isfinite(value),
+        is_number(value) and 0 < value <= sys.float_info.max,
         f"--{flag} {shown(value)} is impossible: give a finite number above 0",
     )
 

@@ -14,6 +14,7 @@ import yaml
 from llama_lab.configs import find_config, find_decoder, nearest, read_yaml
 from llama_lab.errors import UserError
 from llama_lab.model.decoder import DecoderConfig
+from llama_lab.model.settings import SettingError
 
 PREFIX = "LLAMA_LAB_"
 # Read by the program and its tests themselves; no settings of a run.
@@ -45,26 +46,40 @@ def arrange(parser: Any, args: list[str] | None) -> Arranged:
     Raises:
         UserError: A config or preset is not found, or a variable names no setting.
     """
-    taken: dict[str, list[str]] = {"--config": [], DECODER_FLAG: []}
-    rest: list[str] = []
-    pending = [*from_environment(parser), *(args or [])]
-    while pending:
-        word = pending.pop(0)
-        flag, equals, value = word.partition("=")
-        flag = "--config" if flag == "-c" else flag
-        if flag not in taken:
-            rest.append(word)
-        elif equals:
-            taken[flag].append(value)
-        elif pending:
-            taken[flag].append(pending.pop(0))
-        else:
-            raise UserError(f"{flag}: its value is missing; give a name or a file")
-    paths = [config if is_inline(config) else find_config(config) for config in taken["--config"]]
+    presets, words = presets_first([*from_environment(parser), *(args or [])])
+    given, rest = _take(words, "--config", "-c")
+    paths = [config if is_inline(config) else find_config(config) for config in given]
     configs = [f"--config={yaml.safe_dump(_content(parser, path))}" for path in paths]
-    presets = [f"{DECODER_FLAG}={whole_decoder(value)}" for value in taken[DECODER_FLAG]]
     names = [path.stem for path in paths if isinstance(path, Path)]
     return Arranged([*configs, *presets, *rest], names[0] if names else None)
+
+
+def presets_first(args: list[str]) -> tuple[list[str], list[str]]:
+    """The arguments that give a whole decoder, each with all its settings, and the others.
+
+    Raises:
+        UserError: A preset is not found, or no decoder file.
+    """
+    given, rest = _take(args, DECODER_FLAG)
+    return [f"{DECODER_FLAG}={whole_decoder(value)}" for value in given], rest
+
+
+def _take(args: list[str], *flags: str) -> tuple[list[str], list[str]]:
+    """The values of one flag among the arguments, under any of its names, and the rest."""
+    values: list[str] = []
+    rest: list[str] = []
+    words = iter(args)
+    for word in words:
+        flag, equals, value = word.partition("=")
+        if flag not in flags:
+            rest.append(word)
+        elif equals:
+            values.append(value)
+        elif (following := next(words, None)) is not None:
+            values.append(following)
+        else:
+            raise UserError(f"{flags[0]}: its value is missing; give a name or a file")
+    return values, rest
 
 
 def _content(parser: Any, config: str | Path) -> dict[str, Any]:
@@ -89,11 +104,17 @@ def whole_decoder(name: str, beside: Path | None = None) -> str:
     Args:
         name: Name of a preset, path of a decoder file, or settings as text.
         beside: Folder of the config that names it.
+
+    Raises:
+        UserError: The preset is not found, or its settings are refused.
     """
-    text = is_inline(name)
-    settings = yaml.safe_load(name) if text else read_yaml(find_decoder(name, beside))
-    # Text changes single settings, as flags do; only a file stands for a whole decoder.
-    return json.dumps(settings if text else asdict(DecoderConfig.from_dict(settings)))
+    if is_inline(name):  # it changes single settings, as flags do; a file is a whole decoder
+        return json.dumps(yaml.safe_load(name))
+    path = find_decoder(name, beside)
+    try:
+        return json.dumps(asdict(DecoderConfig.from_dict(read_yaml(path))))
+    except SettingError as error:
+        raise UserError(f"{path}: {error}") from error
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

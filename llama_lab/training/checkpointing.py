@@ -11,8 +11,9 @@ from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
-from llama_lab.checkpoints import load_file, write_atomically
+from llama_lab.checkpoints import load_file
 from llama_lab.errors import Stopped
+from llama_lab.files import write_atomically
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.receipts import Receipt
 from llama_lab.training.steps import finished_step, validation_due

@@ -20,9 +20,9 @@ import torch
 from torch import nn
 
 from llama_lab.errors import UserError
-from llama_lab.model.cache import LayerCache
+from llama_lab.model.config import layer_kinds
 from llama_lab.model.decoder import Decoder, DecoderConfig
-from llama_lab.model.layers import layer_kinds
+from llama_lab.model.layer_cache import LayerCache
 from llama_lab.model.places import Places
 
 CompileSetting = Literal["auto"] | bool

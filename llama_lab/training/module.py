@@ -160,16 +160,15 @@ class LanguageModel(LightningModule):
             UserError: The checkpoint's decoder differs in a tensor's name or shape.
         """
         assert self.decoder is not None
-        weights = checkpoints.read_record(path).weights
-        own = self.decoder.state_dict()
-        for name in sorted(own.keys() | weights.keys()):
-            here, there = (list(d[name].shape) if name in d else None for d in (own, weights))
-            if here != there:
-                raise UserError(
-                    f"--model.init_from {path}: tensor {name} is {there or 'missing'} there and "
-                    f"{here or 'missing'} in this model; give the checkpoint's own settings"
-                )
-        self.decoder.load_state_dict(weights)
+        record = checkpoints.read_record(path)
+        checkpoints.check_weights(
+            self.decoder.state_dict(),
+            record,
+            flag="--model.init_from",
+            remedy="give the checkpoint's own settings",
+        )
+        self.decoder.load_state_dict(record.weights)
+        self.run.weights_fault = record.fault
 
     @property
     def _datamodule(self) -> TextDataModule | None:

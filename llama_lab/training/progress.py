@@ -139,7 +139,7 @@ def opening(trainer: Trainer, module: LanguageModel) -> list[str]:
         f"model  {total:,} parameters: {config.n_layers} layers of {config.dim}, "
         f"{config.norm.kind} {config.norm.placement}, position {config.position.kind}, "
         f"{config.attention.n_heads} heads over {kv_heads} kv heads, {config.feed_forward.kind}",
-        *([f"fault  {module.fault}: planted, this is no sound model"] if module.fault else []),
+        *fault_lines(module.fault, module.run.weights_fault),
         f"text   {info.corpus}: {info.train.tokens:,} tokens to train on, "
         f"{info.validation.tokens:,} to validate on; {data.tokenizer.kind} vocabulary of "
         f"{data.tokenizer.vocab_size:,}"
@@ -153,6 +153,19 @@ def opening(trainer: Trainer, module: LanguageModel) -> list[str]:
         f"{trainer.precision}{short}",
         f"blocks {compiled}: {module.compilation.because}",
     ]
+
+
+def fault_lines(planted: str | None, of_weights: str | None) -> list[str]:
+    """The mistake that a run trains with, and the one that its first weights were trained with."""
+    if not planted and not of_weights:
+        return []
+    words = f"{planted}: planted, this is no sound model" if planted else "none"
+    if of_weights:
+        kept = "kept" if planted == of_weights else "set aside by --model.fault"
+        words += (
+            f"; the weights of --model.init_from were trained with {of_weights}, which is {kept}"
+        )
+    return [f"fault  {words}"]
 
 
 def closing(trainer: Trainer, module: LanguageModel, records: ValidationRecord) -> list[str]:

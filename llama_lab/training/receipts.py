@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from llama_lab.checkpoints import write_atomically
 from llama_lab.errors import Stopped
+from llama_lab.files import write_atomically
 from llama_lab.model.accounting import count_parameters
 from llama_lab.training.callbacks import data_of
 from llama_lab.training.module import LanguageModel
@@ -102,7 +102,7 @@ def mark_finished(folder: Path) -> None:
 
 def _write_json(path: Path, contents: dict[str, Any]) -> None:
     text = json.dumps(contents, indent=2, ensure_ascii=False) + "\n"
-    write_atomically(path, lambda file: file.write(text.encode()))
+    write_atomically(path, text.encode())
 
 
 def describe_device(trainer: Trainer) -> dict[str, Any]:

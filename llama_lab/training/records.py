@@ -6,9 +6,8 @@ import contextlib
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -16,8 +15,8 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
-from llama_lab.checkpoints import write_atomically
 from llama_lab.configs import new_run_folder, unwritable
+from llama_lab.files import write_atomically
 from llama_lab.training.module import LanguageModel
 
 COLUMNS = (
@@ -121,7 +120,7 @@ def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, A
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    write_atomically(path, lambda file: file.write(text.getvalue().encode()))
+    write_atomically(path, text.getvalue().encode())
 
 
 def append_rows(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
@@ -172,11 +171,7 @@ class RunEvents(TensorBoardLogger):
             writer = RecordWriter(data)
             for raw in kept:
                 writer.write(raw)
-            write_atomically(path, partial(_write_bytes, data.getvalue()))
-
-
-def _write_bytes(data: bytes, file: IO[bytes]) -> None:
-    file.write(data)
+            write_atomically(path, data.getvalue())
 
 
 class RunFolder(Callback):
@@ -216,7 +211,7 @@ class RunFolder(Callback):
             try:
                 (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
                 text = yaml.safe_dump(self.config, sort_keys=False, allow_unicode=True)
-                write_atomically(folder / "config.yaml", lambda file: file.write(text.encode()))
+                write_atomically(folder / "config.yaml", text.encode())
             except OSError as error:
                 raise unwritable(folder, error) from error
         trainer.loggers = [MetricsCsv(folder), RunEvents(folder), *trainer.loggers]

@@ -31,6 +31,7 @@ class RunState:
         compiled_steps: Finished optimiser steps whose blocks ran compiled.
         best_loss: Lowest validation loss, nats per token.
         initial_weights: SHA-256 of each part's weights before the first step.
+        weights_fault: The mistake that the weights of ``model.init_from`` were trained with.
         validations: (step, train loss, validation loss) of each validation, in order.
     """
 
@@ -45,6 +46,7 @@ class RunState:
     best_loss: float = math.inf
     best_step: int = 0
     initial_weights: dict[str, str] = field(default_factory=dict)
+    weights_fault: str | None = None
     store_digest: str = ""
     validations: list[tuple[int, float, float]] = field(default_factory=list)
 

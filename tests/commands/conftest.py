@@ -1,16 +1,21 @@
 """Configs as they are shipped, and a small checkpoint in a run folder."""
 
+import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from llama_lab.checkpoints import own_part
+from llama_lab.commands.describe import main
 from llama_lab.data.tokenizers import Tokenizer, train_tokenizer
+from llama_lab.errors import UserError
 from llama_lab.model.attention import AttentionConfig
 from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.model.initialise import initialise
+from llama_lab.model.settings import SettingError
 
 TEXT = "the cat sat on the mat, the café 日本 😀\n" * 20
 
@@ -85,3 +90,22 @@ def write_run(here: Path, tokenizers: dict[str, Tokenizer]):
         return path
 
     return write
+
+
+def describe(*arguments: str) -> int:
+    """``llama-lab describe`` with these arguments."""
+    return main(list(arguments), "llama-lab describe")
+
+
+def described(capsys: Any, *arguments: str) -> dict[str, Any]:
+    """What it says in JSON."""
+    assert describe(*arguments, "--format", "json") == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def refusal(*arguments: str) -> str:
+    """The one line with which it refuses."""
+    with pytest.raises((UserError, SettingError)) as refused:
+        describe(*arguments)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)

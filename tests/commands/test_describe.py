@@ -1,6 +1,5 @@
 """``llama-lab describe`` through its entry point."""
 
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -8,10 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from llama_lab.commands.describe import build_parser, main
-from llama_lab.errors import UserError
+from llama_lab.commands.describe import build_parser
 from llama_lab.model.decoder import DecoderConfig
-from llama_lab.model.settings import SettingError
+from tests.commands.conftest import describe, described, refusal
 
 BIG = {
     "vocab_size": 32000,
@@ -38,22 +36,6 @@ BASE_2017 = {
 def flags(settings):
     words = ((f"--model.decoder.{name}", str(value)) for name, value in settings.items())
     return [word for pair in words for word in pair]
-
-
-def call(*arguments):
-    return main(list(arguments), "llama-lab describe")
-
-
-def described(capsys, name, *arguments):
-    assert call(name, "--format", "json", *arguments) == 0
-    return json.loads(capsys.readouterr().out)
-
-
-def refusal(*arguments):
-    with pytest.raises((UserError, SettingError)) as refused:
-        call(*arguments)
-    assert "\n" not in str(refused.value)
-    return str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -90,6 +72,26 @@ def test_names_paths_bare_decoder_files_and_presets_say_the_same(here, capsys):
     assert content["decoder"] == asdict(DecoderConfig(dim=32, vocab_size=9))
 
 
+def test_a_preset_is_a_whole_decoder_and_single_flags_change_it_wherever_they_stand(here, capsys):
+    (here / "configs/decoders/small.yaml").write_text("{dim: 64, vocab_size: 100}\n")
+    (here / "run.yaml").write_text("model: {decoder: {n_layers: 9, norm: {kind: layernorm}}}\n")
+    preset = ("--model.decoder", "small")
+    assert described(capsys, "run", *preset)["decoder"] == asdict(
+        DecoderConfig(dim=64, vocab_size=100)
+    )
+    before = described(capsys, "run", "--model.decoder.dim=32", *preset)
+    assert before["decoder"] == asdict(DecoderConfig(dim=32, vocab_size=100))
+    inline = described(capsys, "run", "--model.decoder", '{"vocab_size": 9}')
+    assert inline["decoder"]["n_layers"] == 9
+
+
+def test_a_faulty_preset_is_named(here):
+    (here / "configs/decoders/bad.yaml").write_text("{dim: 7}\n")
+    (here / "run.yaml").write_text("model: {decoder: bad}\n")
+    for arguments in (["run"], ["llama", "--model.decoder", "bad"]):
+        assert refusal(*arguments).startswith("configs/decoders/bad.yaml: --model.decoder.dim 7")
+
+
 def test_a_config_without_a_decoder_describes_the_default_one(here, capsys):
     (here / "plain.yaml").write_text("trainer: {max_steps: 5}\n")
     content = described(capsys, "plain", *flags({"vocab_size": 50}))
@@ -108,7 +110,7 @@ def test_a_checkpoint_describes_its_own_decoder_and_takes_overrides(write_run, c
 
 
 def test_the_table_names_parts_counts_and_shares(here, capsys):
-    assert call("llama", *flags({"vocab_size": 1719})) == 0
+    assert describe("llama", *flags({"vocab_size": 1719})) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     rows = {words[0]: words[1:] for words in lines if words}
     assert rows["attention"] == ["196,608", "16.7", "%", "768.0", "KiB"]
@@ -132,7 +134,7 @@ def test_a_null_vocabulary_is_asked_for(here):
         ("{dim: 2020-01-01}", ["bad.yaml: ", "--model.decoder.dim 2020-01-01"]),
         ("{norm: null}", ["bad.yaml: ", "--model.decoder.norm null"]),
         ("model: {decoder: [1]}", ["bad.yaml: model.decoder [1]"]),
-        ("model: {decoder: absent}", ["absent: no such file"]),
+        ("model: {decoder: absent}", ["--model.decoder absent: no such preset or file"]),
         ("dim: [", ["bad.yaml: not a YAML file"]),
         ("", ["bad.yaml: no settings in it"]),
     ],
@@ -153,7 +155,7 @@ def test_a_faulty_file_is_refused_in_one_line(here, text, words):
         (["llama", "--format", "xml"], "--format xml: must be table or json"),
         (["llama", "--model.decoder.norm.bias", "true"], "set --model.decoder.norm.bias null"),
         (["llama", "--model.decoder.attention.n_kv_heads", "3"], "n_kv_heads 3"),
-        (["llama", "--model.decoder", "absent"], "absent: no such file"),
+        (["llama", "--model.decoder", "absent"], "--model.decoder absent: no such preset"),
         (["llama", "--model.decoder"], "--model.decoder: its value is missing"),
         ([], "NAME_OR_FILE is missing"),
     ],
@@ -216,7 +218,7 @@ def test_a_fault_of_the_future_is_said_in_json_and_table(write_run, capsys):
     content = described(capsys, str(path), "--probe", "true")
     assert content["causal"] is False
     assert content["max_difference"] > 1e-4
-    assert call(str(path), "--probe", "true") == 0
+    assert describe(str(path), "--probe", "true") == 0
     table = " ".join(capsys.readouterr().out.split())
     assert "--model.fault no_causal_mask" in table
     assert "causal: false" in table

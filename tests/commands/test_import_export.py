@@ -28,18 +28,6 @@ def imported(write_run, here: Path) -> Path:
     return here / "in.ckpt"
 
 
-@pytest.fixture
-def refused(capsys):
-    def refused(*argv: str) -> str:
-        capsys.readouterr()
-        assert main(list(argv)) == 2
-        err = capsys.readouterr().err
-        assert err.count("\n") == 1
-        return err.removeprefix("llama-lab: error: ").rstrip()
-
-    return refused
-
-
 def test_both_say_on_standard_error_what_they_made(write_run, here, capsys) -> None:
     write_run()
     run("export", "best", "--output", "folder")

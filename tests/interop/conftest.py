@@ -6,7 +6,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,48 +19,15 @@ from llama_lab.cli import main
 from llama_lab.data.tokenizers import Tokenizer, train_tokenizer
 from llama_lab.generation.generate import generate
 from llama_lab.generation.sampling import SamplingConfig
-from llama_lab.interop.parts import has_setting
 from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.model.initialise import initialise
 
 TEXT = "the cat sat on the mat, the café 日本 😀\n\tand  the dog <|endoftext|> </s> ran.\n" * 20
 
 
-def require_settings(*needed: str) -> None:
-    """Skip a test of what the decoder does not have: ``attention.window``, ``norm.kind=dyt``."""
-    for need in needed:
-        name, _, kind = need.partition("=")
-        if not has_setting(name) or (kind and kind not in choices(name)):
-            pytest.skip(f"the decoder has no {need}")
-
-
-def choices(name: str) -> tuple[str, ...]:
-    """The words that a setting takes."""
-    place: Any = DecoderConfig
-    for word in name.split("."):
-        place = get_type_hints(place)[word]
-    return tuple(word for kind in (place, *get_args(place)) for word in get_args(kind)) or ()
-
-
 def run(*argv: str | Path) -> None:
     """A command that must succeed."""
     assert main([str(word) for word in argv]) == 0
-
-
-@pytest.fixture
-def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Run a command that must be refused; its one line, without the label."""
-
-    def refused(*argv: str | Path) -> str:
-        capsys.readouterr()
-        assert main([str(word) for word in argv]) == 2
-        out, err = capsys.readouterr()
-        assert out == ""
-        assert err.count("\n") == 1, err
-        assert err.startswith("llama-lab: error: ")
-        return err.removeprefix("llama-lab: error: ").rstrip()
-
-    return refused
 
 
 @torch.no_grad()

@@ -107,13 +107,43 @@ def test_both_dialects_of_rope_say_the_same(keys, theta, scaling) -> None:
             "contradicts rope_parameters",
         ),
         ({"rope_scaling": {"type": "yarn", "factor": 2.0, "mscale": 0.7}}, "rope_scaling.mscale"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2.0, "truncate": False}}, "truncate false"),
         ({"rope_scaling": {"type": "su"}}, "rope_scaling.type su"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "rope_parameters.partial_rotary"),
+        (
+            {"rope_scaling": LLAMA3 | {"type": "llama3"}, "original_max_position_embeddings": 64},
+            "original_max_position_embeddings 64: contradicts the scaling, which says 32",
+        ),
         ({"rope_parameters": {"full_attention": {"rope_theta": 3.0}}}, "one kind of rope"),
     ],
 )
 def test_rope_that_contradicts_itself_or_is_unknown_is_refused(keys, words) -> None:
     with pytest.raises(UserError, match=words):
         read("llama", **keys)
+
+
+def test_the_original_context_may_stand_beside_the_scaling() -> None:
+    scaling = {"type": "yarn", "factor": 2.0, "truncate": True}
+    parts = read("llama", rope_scaling=scaling, original_max_position_embeddings=32)
+    assert parts["position.rope_scaling.original_context_length"] == 32
+    assert read("llama", rope_scaling=scaling)["position.rope_scaling.original_context_length"] == (
+        8192
+    )
+    # Where nothing is stretched it says nothing.
+    assert not differing(read("llama", original_max_position_embeddings=32), read("llama"))
+
+
+def test_a_stretch_that_no_layer_of_gemma_uses_is_none() -> None:
+    """With a window everywhere, only the windowed layers' rope counts, which is not stretched."""
+    keys = {"head_dim": 8, "query_pre_attn_scalar": 8, "rope_local_base_freq": 3e4}
+    stretch = {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    windowed = {**keys, "layer_types": ["sliding_attention"] * 4}
+    assert not differing(
+        read("gemma3_text", **windowed, **stretch), read("gemma3_text", **windowed)
+    )
+    mixed = {**keys, "layer_types": ["sliding_attention", "full_attention"] * 2}
+    assert differing(read("gemma3_text", **mixed, **stretch), read("gemma3_text", **mixed))
 
 
 def test_gemma_has_a_base_for_each_kind_of_layer_in_both_dialects() -> None:
@@ -152,7 +182,15 @@ def test_gemma_has_a_base_for_each_kind_of_layer_in_both_dialects() -> None:
             8,
         ),
         ("gemma3_text", {"head_dim": 256, "sliding_window_pattern": 2}, "LGLG", 4096),
+        (
+            "qwen2",
+            {"use_sliding_window": True, "max_window_layers": 0, "sliding_window": None},
+            "GGGG",
+            None,
+        ),
+        ("qwen2", {"use_sliding_window": True, "max_window_layers": 0}, "LLLL", 4096),
         ("smollm3", {}, "GGGG", None),
+        ("smollm3", {"use_sliding_window": True}, "GGGG", None),
         ("smollm3", {"use_sliding_window": True, "sliding_window": 8}, "GGGL", 8),
     ],
 )
@@ -160,6 +198,31 @@ def test_windows_are_found_by_layer(family, keys, layers, window) -> None:
     parts = read(family, **keys)
     assert layer_windows(parts) == layers
     assert parts.get("attention.window") == window
+
+
+def test_layers_whose_window_has_no_size_are_refused() -> None:
+    layers = {"use_sliding_window": True, "layer_types": ["sliding_attention"] * 4}
+    with pytest.raises(UserError, match="name a window, and sliding_window is null"):
+        read("qwen3", **layers, sliding_window=None)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_a_config_leaves_out_is_what_transformers_takes_for_it(transformers, family) -> None:
+    theirs = transformers.AutoConfig.for_model(family)
+    sizes = GPT2 if family == "gpt2" else {**LLAMA, "num_attention_heads": 32, "hidden_size": 64}
+    absent = ("num_key_value_heads", "n_positions")
+    keys = {key: value for key, value in sizes.items() if key not in absent}
+    parts = settled(FAMILIES[family].read(Values(keys, "")))
+    assert parts["context_length"] == theirs.max_position_embeddings
+    assert parts["tie_embeddings"] == theirs.tie_word_embeddings
+    if family != "gpt2":
+        # A default that follows from others is the heads' own here, and the 32 or 16 heads' there.
+        alike = theirs.num_attention_heads == theirs.num_key_value_heads
+        wanted = 32 if alike else theirs.num_key_value_heads
+        assert parts["attention.n_kv_heads"] == wanted
+        assert parts["norm.eps"] == theirs.rms_norm_eps
+        null = settled(FAMILIES[family].read(Values({**keys, "num_key_value_heads": None}, "")))
+        assert null["attention.n_kv_heads"] == 32
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,12 @@ import pytest
 import torch
 
 from llama_lab.generation.generate import load_model
-from llama_lab.interop.families import FAMILIES, ONE_PLUS_GAIN
+from llama_lab.interop.families import FAMILIES
 from tests.interop.conftest import (
     greedy,
     load_theirs,
     logits_of,
     randomised,
-    require_settings,
     run,
     tensors_of,
 )
@@ -41,19 +40,16 @@ LOCAL, FULL = "sliding_attention", "full_attention"
 
 
 class Case(NamedTuple):
-    """A family's config, and the settings without which the decoder cannot have it."""
+    """A family's config: its class, and the settings that differ from the usual ones."""
 
     config: str
     settings: Mapping[str, Any] = MappingProxyType({})
-    needs: tuple[str, ...] = ()
 
 
 def stretched(**scaling: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_theta": 5000.0, **scaling}}
 
 
-SCALING, WINDOW = "position.rope_scaling.kind", "attention.window"
-GEMMA = (f"norm.kind={ONE_PLUS_GAIN}", "norm.placement=sandwich", WINDOW, "attention.qk_norm")
 CASES = {
     "llama": Case("Llama"),
     "llama-multi-query-tied": Case(
@@ -63,17 +59,15 @@ CASES = {
     "llama-attention-bias": Case("Llama", {"attention_bias": True}),
     "llama-mlp-bias": Case("Llama", {"mlp_bias": True}),
     "llama-gelu": Case("Llama", {"hidden_act": "gelu"}),
-    "llama-head-dim": Case("Llama", {"head_dim": 12}, ("attention.head_dim",)),
-    "llama-linear": Case("Llama", stretched(rope_type="linear", factor=2.0), (SCALING,)),
+    "llama-head-dim": Case("Llama", {"head_dim": 12}),
+    "llama-linear": Case("Llama", stretched(rope_type="linear", factor=2.0)),
     "llama-dynamic": Case(
         "Llama",
         {"max_position_embeddings": 32, **stretched(rope_type="dynamic", factor=2.0)},
-        (SCALING,),
     ),
     "llama-yarn": Case(
         "Llama",
         stretched(rope_type="yarn", factor=2.0, original_max_position_embeddings=32),
-        (SCALING,),
     ),
     "llama3": Case(
         "Llama",
@@ -84,7 +78,6 @@ CASES = {
             high_freq_factor=4.0,
             original_max_position_embeddings=32,
         ),
-        (SCALING,),
     ),
     "gpt2": Case("GPT2", GPT2),
     "gpt2-wide-untied": Case("GPT2", {**GPT2, "n_inner": 48, "tie_word_embeddings": False}),
@@ -93,13 +86,12 @@ CASES = {
     "qwen2-window": Case(
         "Qwen2",
         {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
-        (WINDOW,),
     ),
-    "mistral": Case("Mistral", {"sliding_window": 8}, (WINDOW,)),
+    "mistral": Case("Mistral", {"sliding_window": 8}),
     "mistral-no-window": Case("Mistral", {"sliding_window": None}),
-    "qwen3": Case("Qwen3", {"head_dim": 16}, ("attention.qk_norm", "attention.head_dim")),
-    "olmo2": Case("Olmo2", {}, ("attention.qk_norm", "norm.placement=reordered")),
-    "smollm3": Case("SmolLM3", {"no_rope_layer_interval": 2}, ("position.nope_every",)),
+    "qwen3": Case("Qwen3", {"head_dim": 16}),
+    "olmo2": Case("Olmo2"),
+    "smollm3": Case("SmolLM3", {"no_rope_layer_interval": 2}),
     "gemma3": Case(
         "Gemma3Text",
         {
@@ -108,7 +100,6 @@ CASES = {
             "sliding_window": 8,
             "layer_types": [LOCAL, LOCAL, FULL],
         },
-        (*GEMMA, "feed_forward.kind=geglu_tanh"),
     ),
     "gemma3-stretched": Case(
         "Gemma3Text",
@@ -122,14 +113,28 @@ CASES = {
                 LOCAL: {"rope_type": "default", "rope_theta": 1e4},
             },
         },
+    ),
+    "gemma3-stretched-in-no-layer": Case(
+        "Gemma3Text",
+        {
+            "head_dim": 8,
+            "query_pre_attn_scalar": 8,
+            "sliding_window": 8,
+            "layer_types": [LOCAL] * 3,
+            "rope_parameters": {
+                FULL: {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                LOCAL: {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
         (*GEMMA, "feed_forward.kind=geglu_tanh", SCALING),
     ),
+    # Ids that its config has by default, and a small vocabulary has not.
+    "gpt2-usual-ends": Case("GPT2", {**GPT2, "bos_token_id": 50256, "eos_token_id": 50256}),
 }
 TOKENS = torch.randint(61, (2, 48), generator=torch.Generator().manual_seed(0))
 
 
 def theirs_of(transformers: Any, case: Case) -> Any:
-    require_settings(*case.needs)
     sizes = {} if case.config == "GPT2" else SIZES
     config = getattr(transformers, f"{case.config}Config")(**{**sizes, **case.settings})
     return randomised(transformers.AutoModelForCausalLM.from_config(config))

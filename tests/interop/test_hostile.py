@@ -76,6 +76,7 @@ def spoil(folder: Path, name: str = "config.json", **values: Any) -> None:
         ({"hidden_size": [32]}, "hidden_size [32]"),
         ({"rms_norm_eps": float("nan")}, "NaN is no number"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps small"),
+        ({"rms_norm_eps": 10**400}, "must be a finite number above 0"),
         ({"rope_theta": -1}, "rope_theta -1"),
         ({"rope_theta": 5.0}, "rope_theta 5.0: contradicts rope_parameters"),
         ({"rope_parameters": 5}, "rope_parameters 5: must be an object"),
@@ -94,8 +95,39 @@ def test_a_config_that_lies_is_refused(folder, refusal, values, words) -> None:
     spoil(folder, **values)
     if words is None:
         (folder / "generation_config.json").unlink()
-        words = "eos_token_id -1: must be ids below"
+        words = "eos_token_id -1: must be ids"
     assert words in refusal()
+
+
+@pytest.mark.parametrize(
+    ("name", "n_items"),
+    [("config.json", 1 << 19), ("generation_config.json", 1 << 19), (INDEX, 6 << 20)],
+)
+def test_a_file_that_is_too_long_for_its_kind_is_refused_unread(
+    folder, refusal, name, n_items
+) -> None:
+    """A hundred bytes of memory may stand behind three of ``[],``."""
+    if name == INDEX:
+        (folder / "model.safetensors").unlink()
+    (folder / name).write_bytes(b'{"a": [' + b"[]," * n_items + b"[]]}")
+    assert f"{name}: {3 * n_items + 11:,} bytes are too many" in refusal()
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "generation_config.json", "tokenizer.json", "model.safetensors", INDEX]
+)
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to(path)])
+def test_what_is_no_file_is_refused_and_not_taken_for_absent(folder, refusal, name, make) -> None:
+    if name == INDEX:
+        (folder / "model.safetensors").unlink()
+    (folder / name).unlink(missing_ok=True)
+    make(folder / name)
+    assert refusal() == f"{folder / name}: not a file"
+
+
+def test_what_a_file_says_does_not_steer_the_terminal(folder, refusal) -> None:
+    spoil(folder, hidden_act="\x1b[2J\nsilu")
+    assert r"hidden_act \x1b[2J silu" in refusal()
 
 
 @pytest.mark.parametrize(
@@ -124,8 +156,10 @@ def test_a_header_that_boasts_is_refused(folder, refusal) -> None:
     content = struct.pack("<Q", len(header)) + header.encode() + bytes(64)
     (folder / "model.safetensors").write_bytes(content)
     assert "not a whole safetensors file" in refusal()
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", 1 << 62) + bytes(64))
-    assert "not a whole safetensors file" in refusal()
+    for size in (1 << 62, 1 << 25):
+        content = struct.pack("<Q", size) + bytes(64)
+        (folder / "model.safetensors").write_bytes(content)
+        assert f"a header of {size:,} bytes is too large" in refusal()
 
 
 def test_integer_weights_are_refused(folder, refusal) -> None:
@@ -165,6 +199,7 @@ def test_a_pickle_is_not_opened(folder, refusal, monkeypatch, tmp_path, name) ->
         5,
         None,
         "config.json",
+        "/" + "a" * 5000,
     ],
 )
 def test_an_index_that_points_elsewhere_is_refused(folder, refusal, tmp_path, place) -> None:
@@ -204,6 +239,51 @@ def test_a_tokenizer_of_another_model_is_refused(folder, refusal) -> None:
     line = refusal()
     assert "tokenizer.json: id 5000" in line
     assert "not below the model's vocab_size" in line
+
+
+def grows(times: int) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * times}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (
+            {"normalizer": {"type": "Sequence", "normalizers": [grows(10)] * 9}},
+            "its normalizer may make 10,000 characters of one in 4 steps",
+        ),
+        (
+            {"decoder": {"type": "Sequence", "decoders": [grows(10)] * 9}},
+            "its decoder may make 10,000 characters of one in 4 steps",
+        ),
+        ({"normalizer": {"type": "Prepend", "prepend": "x" * 2000}}, "2,000 characters of one"),
+        ({"decoder": {"type": "Sequence", "decoders": [{"type": "Fuse"}] * 99}}, "in 65 steps"),
+    ],
+    ids=["normalizer", "decoder", "prepend", "steps"],
+)
+def test_a_tokenizer_that_makes_much_of_little_is_refused(folder, refusal, values, words) -> None:
+    spoil(folder, "tokenizer.json", **values)
+    assert words in refusal()
+
+
+def test_a_tokenizer_that_begins_texts_with_an_unknown_id_is_refused(folder, refusal) -> None:
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    template = {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "s", "type_id": 0}}, text],
+        "pair": [text],
+        "special_tokens": {"s": {"id": "s", "ids": [99999], "tokens": ["s"]}},
+    }
+    spoil(folder, "tokenizer.json", post_processor=template)
+    assert "puts id 99999 in front of a text, which has no row" in refusal()
+
+
+def test_a_name_that_is_too_long_is_refused(folder, refusal) -> None:
+    names = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    place = "a" * 5000 + ".safetensors"
+    (folder / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(names, place)}))
+    assert "a longer name than this system has" in refusal()
 
 
 def test_a_decoder_that_is_no_sum_of_pieces_is_refused(folder, refusal) -> None:

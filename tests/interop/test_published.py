@@ -13,35 +13,28 @@ import torch
 from llama_lab.cli import main
 from llama_lab.generation.generate import LoadedModel, load_model
 from llama_lab.model.loss import next_token_loss
-from tests.interop.conftest import greedy, load_theirs, logits_of, require_settings, run, tensors_of
+from tests.interop.conftest import greedy, load_theirs, logits_of, run, tensors_of
 
-TINY = {
-    "gpt2-small-random": (),
-    "llama-attention-mlp-bias": (),
-    "llama-gqa-bf16-sharded": (),
-    "llama-gqa-tied": (),
-    "llama-gqa-tied-v4config": (),
-    "llama-linear-rope-scaling": ("position.rope_scaling.kind",),
-    "llama-mha-untied": (),
-    "llama-mqa-headdim16": ("attention.head_dim",),
-    "llama3-rope-scaling": ("position.rope_scaling.kind",),
-    "mistral-sliding16": ("attention.window",),
-    "qwen2-qkvbias-tied": (),
-    "qwen3-qknorm": ("attention.qk_norm", "attention.head_dim"),
-}
-# Of a tiny folder: what this version says where it cannot read it.
-NAMED = {
-    "llama-linear-rope-scaling": "--model.decoder.position.rope_scaling.kind linear",
-    "llama-mqa-headdim16": "--model.decoder.attention.head_dim 16",
-    "mistral-sliding16": "--model.decoder.attention.window 16",
-}
+TINY = (
+    "gpt2-small-random",
+    "llama-attention-mlp-bias",
+    "llama-gqa-bf16-sharded",
+    "llama-gqa-tied",
+    "llama-gqa-tied-v4config",
+    "llama-linear-rope-scaling",
+    "llama-mha-untied",
+    "llama-mqa-headdim16",
+    "llama3-rope-scaling",
+    "mistral-sliding16",
+    "qwen2-qkvbias-tied",
+    "qwen3-qknorm",
+)
 
 
 @pytest.mark.parametrize("name", TINY)
 def test_a_tiny_folder_gives_its_expected_logits_loss_and_tokens(
     test_data: Path, tmp_path: Path, name: str
 ) -> None:
-    require_settings(*TINY[name])
     folder = test_data / "models" / "tiny-random" / name
     run("import", folder, "--output", tmp_path / "a.ckpt")
     model = load_model(tmp_path / "a.ckpt")
@@ -58,20 +51,6 @@ def test_a_tiny_folder_gives_its_expected_logits_loss_and_tokens(
     before, after = tensors_of(folder), tensors_of(tmp_path / "out")
     assert before.keys() == after.keys()
     assert all(torch.equal(before[key].float(), after[key]) for key in before)
-
-
-@pytest.mark.parametrize("name", NAMED)
-def test_what_this_version_cannot_express_is_refused_by_its_name(
-    test_data: Path, tmp_path: Path, refused: Any, name: str
-) -> None:
-    folder = test_data / "models" / "tiny-random" / name
-    try:
-        require_settings(*TINY[name])
-    except pytest.skip.Exception:
-        line = refused("import", folder, "--output", tmp_path / "a.ckpt")
-        assert f"this version cannot express {NAMED[name]}" in line
-        return
-    pytest.skip("this version expresses it")
 
 
 def read(folder: Path, name: str) -> str:

@@ -1,15 +1,41 @@
-"""Shared by the model's tests."""
+"""Shared by the tests that hold the model against transformers' own."""
 
-from collections.abc import Iterator
+from __future__ import annotations
 
-import pytest
+from collections.abc import Mapping
+from typing import Any
+
 import torch
+from torch import Tensor
+
+LLAMA_WORDS = {
+    "model.embed_tokens": "embedding",
+    "model.norm": "final_norm",
+    "lm_head": "head",
+    "model.layers": "blocks",
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "feed_forward_norm",
+    "self_attn": "attention",
+    "mlp": "feed_forward",
+    **{f"{w}_proj": f"w{w}" for w in "qkvo"},
+    **{f"{w}_proj": w for w in ("gate", "up", "down")},
+}
 
 
-@pytest.fixture(autouse=True)
-def single_thread() -> Iterator[None]:
-    """Tiny tensors gain nothing from threads, and lose much where other work has the cores."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def randomised(model: Any) -> Any:
+    """Every parameter random, so that one that is not copied, or copied elsewhere, shows."""
+    with torch.no_grad():
+        for i, parameter in enumerate(model.parameters()):
+            noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(i))
+            parameter.copy_(noise * 0.3)
+    return model.eval()
+
+
+def renamed(state: Mapping[str, Tensor], words: Mapping[str, str]) -> dict[str, Tensor]:
+    """Their tensors under our names: each word that occurs is replaced."""
+    result = {}
+    for key, value in state.items():
+        for word, ours in words.items():
+            key = key.replace(word, ours)
+        result[key] = value
+    return result

@@ -1,25 +1,15 @@
 """Logits against transformers' own LLaMA and GPT-2, with their random weights copied over."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 
 from llama_lab.model.decoder import Decoder, DecoderConfig
+from tests.model.conftest import LLAMA_WORDS, randomised, renamed
 
 transformers = pytest.importorskip("transformers")
 
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [18, 17, 16, 15, 14, 13, 12, 0]])
-
-
-def randomised(model: Any) -> Any:
-    """Every parameter random, so that a bias or a gain that is not copied shows."""
-    with torch.no_grad():
-        for i, parameter in enumerate(model.parameters()):
-            noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(i))
-            parameter.copy_(noise * 0.3)
-    return model.eval()
 
 
 @pytest.mark.parametrize("n_kv_heads", [1, 2, 4])
@@ -53,24 +43,7 @@ def test_llama_gives_the_logits_of_transformers(n_kv_heads: int) -> None:
             }
         )
     )
-    words = {
-        "model.embed_tokens": "embedding",
-        "model.norm": "final_norm",
-        "lm_head": "head",
-        "model.layers": "blocks",
-        "input_layernorm": "attention_norm",
-        "post_attention_layernorm": "feed_forward_norm",
-        "self_attn": "attention",
-        "mlp": "feed_forward",
-        **{f"{w}_proj": f"w{w}" for w in "qkvo"},
-        **{f"{w}_proj": w for w in ("gate", "up", "down")},
-    }
-    state = {}
-    for key, value in theirs.state_dict().items():
-        for word, ours_word in words.items():
-            key = key.replace(word, ours_word)
-        state[key] = value
-    ours.load_state_dict(state)
+    ours.load_state_dict(renamed(theirs.state_dict(), LLAMA_WORDS))
     torch.testing.assert_close(
         ours.logits(ours(TOKENS)), theirs(TOKENS).logits, rtol=1e-4, atol=1e-4
     )

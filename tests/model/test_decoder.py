@@ -12,7 +12,8 @@ from llama_lab.model.attention import Attention, AttentionConfig
 from llama_lab.model.cache import DecoderCache
 from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.model.feed_forward import FeedForwardConfig
-from llama_lab.model.initialise import InitConfig, initialise
+from llama_lab.model.init_schemes import InitConfig
+from llama_lab.model.initialise import initialise
 from llama_lab.model.norms import NORMS, NormConfig
 from llama_lab.model.places import Position
 from llama_lab.model.positions import POSITIONS

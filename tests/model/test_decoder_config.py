@@ -18,7 +18,7 @@ from llama_lab.model.feed_forward import (
     FeedForwardKind,
     SwishBeta,
 )
-from llama_lab.model.initialise import INITS, InitConfig, InitKind
+from llama_lab.model.init_schemes import INITS, InitConfig, InitKind
 from llama_lab.model.norms import NORMS, NormConfig, NormKind, NormPlacement
 from llama_lab.model.positions import POSITIONS, PositionConfig, PositionKind
 from llama_lab.model.rope import ROPE_PAIRINGS, RopePairing

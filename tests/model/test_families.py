@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from llama_lab.model.attention import AttentionConfig, build_attention
 from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.model.norms import NormConfig
 from llama_lab.model.positions import Position
+from tests.model.conftest import randomised
 
 transformers = pytest.importorskip("transformers")
 
@@ -50,15 +51,6 @@ BEHIND = {
 }
 BEFORE = {"input_layernorm": "attention_norm", "pre_feedforward_layernorm": "feed_forward_norm"}
 PRE = {"input_layernorm": "attention_norm", "post_attention_layernorm": "feed_forward_norm"}
-
-
-def randomised(model: nn.Module) -> nn.Module:
-    """Every parameter random, so that a gain that is not copied, or copied elsewhere, shows."""
-    with torch.no_grad():
-        for i, parameter in enumerate(model.parameters()):
-            noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(i))
-            parameter.copy_(noise * 0.3)
-    return model.eval()
 
 
 def renamed(name: str, norms: dict[str, str] | None = None) -> str:

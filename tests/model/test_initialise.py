@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from llama_lab.model.decoder import Decoder, DecoderConfig
-from llama_lab.model.initialise import INITS, initialise
+from llama_lab.model.init_schemes import INITS
+from llama_lab.model.initialise import initialise
 from llama_lab.model.norms import NORMS
 
 

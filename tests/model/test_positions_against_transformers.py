@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from llama_lab.model.cache import DecoderCache
+from llama_lab.model.config import layer_kinds
 from llama_lab.model.decoder import Decoder, DecoderConfig
-from llama_lab.model.layers import layer_kinds
+from tests.model.conftest import LLAMA_WORDS, randomised, renamed
 
 transformers = pytest.importorskip("transformers")
 
@@ -18,37 +19,6 @@ SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_attention_heads": 4}
 LLAMA = {**SIZES, "num_key_value_heads": 2, "intermediate_size": 40, "rms_norm_eps": 1e-3}
 OURS = {"dim": 32, "vocab_size": VOCABULARY, "norm": {"eps": 1e-3}}
 TOKENS = torch.randint(VOCABULARY, (2, 40), generator=torch.Generator().manual_seed(0))
-
-LLAMA_WORDS = {
-    "model.embed_tokens": "embedding",
-    "model.norm": "final_norm",
-    "lm_head": "head",
-    "model.layers": "blocks",
-    "input_layernorm": "attention_norm",
-    "post_attention_layernorm": "feed_forward_norm",
-    "self_attn": "attention",
-    "mlp": "feed_forward",
-    **{f"{w}_proj": f"w{w}" for w in "qkvo"},
-    **{f"{w}_proj": w for w in ("gate", "up", "down")},
-}
-
-
-def randomised(model: Any) -> Any:
-    """Every parameter random, so that one that is not copied shows."""
-    with torch.no_grad():
-        for i, parameter in enumerate(model.parameters()):
-            noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(i))
-            parameter.copy_(noise * 0.3)
-    return model.eval()
-
-
-def renamed(state: Mapping[str, Tensor], words: Mapping[str, str]) -> dict[str, Tensor]:
-    result = {}
-    for key, value in state.items():
-        for word, ours in words.items():
-            key = key.replace(word, ours)
-        result[key] = value
-    return result
 
 
 def compare(theirs: Any, config: dict[str, Any], state: Mapping[str, Tensor]) -> Decoder:

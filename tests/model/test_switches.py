@@ -1,8 +1,7 @@
 """What holds whatever is switched: no token sees its future, and a cache changes nothing."""
 
 import itertools
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -14,14 +13,17 @@ from llama_lab.model.block import BLOCKS
 from llama_lab.model.cache import DecoderCache
 from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.model.feed_forward import FEED_FORWARDS, SWISH_BETAS
-from llama_lab.model.initialise import INITS, initialise
+from llama_lab.model.init_schemes import INITS
+from llama_lab.model.initialise import initialise
 from llama_lab.model.norms import NORMS
 from llama_lab.model.positions import POSITIONS
 from llama_lab.model.rope import ROPE_PAIRINGS
 from llama_lab.model.rope_scaling import ROPE_SCALINGS
+from llama_lab.model.settings import SettingError
 
 CONTEXT = 8
 VOCABULARY = 11
+SIZES = {"dim": 16, "n_layers": 2, "context_length": CONTEXT, "vocab_size": VOCABULARY}
 
 POSITION_SETTINGS = [
     {"kind": kind, **pairing}
@@ -32,8 +34,7 @@ POSITION_SETTINGS = [
 
 def random_decoder(settings: dict[str, Any]) -> Decoder:
     """A tiny decoder in which every parameter, biases and gains too, has something to say."""
-    sizes = {"dim": 16, "n_layers": 2, "context_length": CONTEXT, "vocab_size": VOCABULARY}
-    decoder = Decoder(DecoderConfig.from_dict({**sizes, **settings})).eval()
+    decoder = Decoder(DecoderConfig.from_dict({**SIZES, **settings})).eval()
     initialise(decoder, 0)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -170,6 +171,8 @@ FLAGS: dict[str, list[dict[str, Any]]] = {
     "logit_softcap": [{"logit_softcap": None}, {"logit_softcap": 2.0}],
     "dropout": [{"dropout": 0.0}, {"dropout": 0.5}],
     "init": [{"kind": kind} for kind in INITS],
+    "position": [{"kind": kind} for kind in POSITIONS],
+    "pairing": [{}, *({"rope_pairing": pairing} for pairing in ROPE_PAIRINGS)],
     "theta": [{"rope_theta": None}, {"rope_theta": 50.0}],
     "rope": [
         {},
@@ -194,6 +197,8 @@ GROUP = {
     "feed_forward": "feed_forward",
     "bias": "feed_forward",
     "init": "init",
+    "position": "position",
+    "pairing": "position",
     "theta": "position",
     "rope": "position",
     "nope_every": "position",
@@ -204,56 +209,78 @@ GROUP = {
 Pair = tuple[int, int, int, int]
 
 
-def pairs_of(row: tuple[int, ...]) -> set[Pair]:
+def settings_of(row: Mapping[int, int]) -> dict[str, Any]:
+    """The decoder's settings for a choice of values, by the numbers of flag and value."""
+    settings: dict[str, Any] = {}
+    for number, (flag, values) in enumerate(FLAGS.items()):
+        if number in row:
+            group = settings.setdefault(GROUP[flag], {}) if flag in GROUP else settings
+            group.update(values[row[number]])
+    return settings
+
+
+def is_valid(pair: Pair) -> bool:
+    """Whether two values may stand together, all else at its default."""
+    i, a, j, b = pair
+    try:
+        DecoderConfig.from_dict({**SIZES, **settings_of({i: a, j: b})})
+    except SettingError:
+        return False
+    return True
+
+
+def pairs_of(row: Mapping[int, int]) -> set[Pair]:
     """The pairs (flag, value, other flag, other value) that a choice of values covers."""
-    return {(i, row[i], j, row[j]) for i, j in itertools.combinations(range(len(row)), 2)}
+    return {(i, a, j, b) for (i, a), (j, b) in itertools.combinations(sorted(row.items()), 2)}
 
 
-def newly_met(row: dict[int, int], flag: int, missing: set[Pair], value: int) -> int:
-    """How many missing pairs ``value`` would cover, beside the values already in ``row``."""
-    pairs = (sorted(((flag, value), other)) for other in row.items())
-    return sum((*first, *second) in missing for first, second in pairs)
+def pairs_with(row: Mapping[int, int], flag: int, value: int) -> set[Pair]:
+    """The pairs that ``value`` would make with the values already in ``row``."""
+    one = (flag, value)
+    return {(*min(one, other), *max(one, other)) for other in row.items()}
 
 
-def pairwise(sizes: list[int]) -> Iterator[tuple[int, ...]]:
-    """Choices of one value a flag, until every pair has met; greedily few."""
-    missing = {
-        (i, a, j, b)
-        for i, j in itertools.combinations(range(len(sizes)), 2)
-        for a, b in itertools.product(range(sizes[i]), range(sizes[j]))
-    }
+def pairwise(sizes: Sequence[int], valid: set[Pair]) -> Iterator[dict[int, int]]:
+    """Choices of one value a flag, until every valid pair has met; greedily few."""
+    missing = set(valid)
     while missing:
         i, a, j, b = min(missing)
         row = {i: a, j: b}
         for flag in range(len(sizes)):
             if flag not in row:
-                row[flag] = max(
-                    range(sizes[flag]),
-                    key=partial(newly_met, row, flag, missing),
-                )
-        chosen = tuple(row[flag] for flag in range(len(sizes)))
-        missing -= pairs_of(chosen)
-        yield chosen
+                fitting = [v for v in range(sizes[flag]) if pairs_with(row, flag, v) <= valid]
+                gains = {v: len(pairs_with(row, flag, v) & missing) for v in fitting}
+                row[flag] = max(fitting, key=gains.__getitem__)
+        missing -= pairs_of(row)
+        yield row
 
 
-ROWS = list(pairwise([len(values) for values in FLAGS.values()]))
+COUNTS = [len(values) for values in FLAGS.values()]
+PAIRS = {
+    pair
+    for i, j in itertools.combinations(range(len(COUNTS)), 2)
+    for pair in itertools.product((i,), range(COUNTS[i]), (j,), range(COUNTS[j]))
+}
+VALID = {pair for pair in PAIRS if is_valid(pair)}
+ROWS = list(pairwise(COUNTS, VALID))
 
 
-def test_every_pair_of_flag_values_meets_in_some_decoder() -> None:
-    covered = set().union(*(pairs_of(row) for row in ROWS))
-    sizes = [len(values) for values in FLAGS.values()]
-    assert len(covered) == sum(a * b for a, b in itertools.combinations(sizes, 2))
+def test_every_valid_pair_of_flag_values_meets_in_some_decoder() -> None:
+    assert set().union(*map(pairs_of, ROWS)) == VALID
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(map(str, row)))
+def test_only_flags_of_positions_clash() -> None:
+    names = list(FLAGS)
+    clashing = {(names[i], names[j]) for i, _, j, _ in PAIRS - VALID}
+    of_rope = ("pairing", "theta", "rope", "nope_every")
+    assert clashing == {("position", flag) for flag in of_rope}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(map(str, row.values())))
 @torch.no_grad()
 def test_every_pair_of_flags_is_causal_and_generates_with_a_cache_as_without(
-    row: tuple[int, ...],
+    row: dict[int, int],
 ) -> None:
-    settings: dict[str, Any] = {}
-    for (flag, values), value in zip(FLAGS.items(), row, strict=True):
-        group = settings.setdefault(GROUP[flag], {}) if flag in GROUP else settings
-        group.update(values[value])
-    decoder = random_decoder(settings)
+    decoder = random_decoder(settings_of(row))
     check_that_no_token_sees_its_future(decoder)
     check_that_a_cache_changes_nothing(decoder)

@@ -9,9 +9,9 @@ from torch.nn import functional as F
 
 from llama_lab.model.attention import Attention, AttentionConfig
 from llama_lab.model.cache import DecoderCache
+from llama_lab.model.config import layer_kinds
 from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.model.initialise import initialise
-from llama_lab.model.layers import layer_kinds
 from llama_lab.model.places import Position
 from llama_lab.model.positions import AlibiPosition
 from llama_lab.model.rope import RotaryPosition

@@ -98,13 +98,20 @@ def test_a_file_from_before_faults_is_sound(lab: Lab) -> None:
 
 
 def test_old_weights_bring_their_fault_into_a_new_run_unless_it_chooses(lab: Lab) -> None:
+    def starts(**choice: str | None) -> str:
+        outcome = lab.fit(model__init_from=str(old), **choice, **SHORT)
+        return next(line for line in outcome.out.splitlines() if line.startswith("fault  "))
+
     lab.fit(model__fault="no_final_norm", **SHORT)
-    last = str(lab.run() / "checkpoints" / "last.ckpt")
-    lab.fit(model__init_from=last, **SHORT)
+    old = lab.run() / "checkpoints" / "last.ckpt"
+    of_weights = "; the weights of --model.init_from were trained with no_final_norm, which is"
+    planted = ": planted, this is no sound model"
+    assert starts() == f"fault  no_final_norm{planted}{of_weights} kept"
     assert lab.checkpoint(number=1)["llama_lab"]["fault"] == "no_final_norm"
-    lab.fit(model__init_from=last, model__fault=None, **SHORT)
+    assert starts(model__fault=None) == f"fault  none{of_weights} set aside by --model.fault"
     assert lab.checkpoint(number=2)["llama_lab"]["fault"] is None
-    lab.fit(model__init_from=last, model__fault="kv_tiled", **SHORT)
+    said = starts(model__fault="kv_tiled")
+    assert said == f"fault  kv_tiled{planted}{of_weights} set aside by --model.fault"
     assert lab.checkpoint(number=3)["llama_lab"]["fault"] == "kv_tiled"
 
 

@@ -198,6 +198,8 @@ def test_a_signal_while_scoring_ends_with_its_code(lab: Lab) -> None:
         ({"trainer__limit_train_batches": 2}, ["limit_train_batches 2", "max_steps"]),
         ({"trainer__gradient_clip_val": -1}, ["gradient_clip_val -1", "null"]),
         ({"trainer__max_time": "00:00:01:00"}, ["max_time", "max_steps"]),
+        ({"trainer__sync_batchnorm": True}, ["sync_batchnorm true", "sync_batchnorm false"]),
+        ({"trainer__model_registry": "a"}, ["model_registry a", "model_registry null"]),
         ({"trainer__accumulate_grad_batches": 0}, ["accumulate_grad_batches 0"]),
         ({"trainer__strategy": "ddp_spawn"}, ["ddp_spawn", "ddp"]),
         ({"trainer__strategy": "foo"}, ["--trainer", "foo"]),

@@ -202,6 +202,17 @@ def test_init_from_starts_a_fresh_run_from_old_weights(lab: Lab) -> None:
     assert "--model.decoder.dim is 16 there and 32 here" in line
 
 
+def test_init_from_names_the_tensor_that_does_not_fit(lab: Lab) -> None:
+    learned = {"model__decoder__position__kind": "learned"}
+    lab.fit(**learned, trainer__max_steps=1)
+    old = lab.run() / "checkpoints" / "last.ckpt"
+    longer = flags(**learned, model__init_from=str(old), model__decoder__context_length=32)
+    line = lab.refused("fit", *longer)
+    assert line.startswith(f"--model.init_from {old}: ")
+    assert "position_embedding.weight has shape [16, 16] instead of [32, 16]" in line
+    assert "give the checkpoint's own settings" in line
+
+
 def test_init_from_can_be_resumed_without_the_old_file(lab: Lab) -> None:
     lab.fit()
     old = lab.run() / "checkpoints" / "last.ckpt"

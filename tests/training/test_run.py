@@ -313,6 +313,11 @@ def test_a_second_run_and_a_resume_find_the_store_of_the_first(lab: Lab) -> None
     assert len(list((lab.folder / "data" / "cache").iterdir())) == 1
 
 
+def test_a_run_reads_its_corpus_once(lab: Lab, corpus_reads: list[str]) -> None:
+    lab.fit(trainer__max_steps=1)
+    assert corpus_reads == ["text.txt"]
+
+
 def test_the_python_interface_trains_scores_and_goes_on(lab: Lab) -> None:
     def trainer() -> Trainer:
         return Trainer(

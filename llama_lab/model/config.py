@@ -1,0 +1,159 @@
+"""The architecture as settings, and the rules of the settings of several parts together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from llama_lab.model.attention import AttentionConfig, check_head_dim, check_heads
+from llama_lab.model.feed_forward import FeedForwardConfig
+from llama_lab.model.init_schemes import InitConfig
+from llama_lab.model.layers import LayerKind
+from llama_lab.model.norms import NormConfig
+from llama_lab.model.positions import PositionConfig, check_rope_width
+from llama_lab.model.rope import rotated_width
+from llama_lab.model.rope_scaling import check_rope_scaling
+from llama_lab.model.settings import (
+    from_mapping,
+    refuse_idle,
+    require,
+    require_fraction,
+    require_positive,
+    require_switch,
+    require_whole,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """The architecture; the defaults are a small LLaMA."""
+
+    dim: int = 128
+    """Width of the residual stream."""
+
+    n_layers: int = 4
+    """Layers, each an attention and a feed-forward."""
+
+    context_length: int = 128
+    """Tokens that the model is trained to see at once."""
+
+    vocab_size: int | None = None
+    """Tokens that the model knows; null means as many as the tokenizer has."""
+
+    tie_embeddings: bool = False
+    """Whether the output head is the token embedding itself, one tensor in two places."""
+
+    embedding_scale: bool = False
+    """Whether token embeddings are multiplied by sqrt(dim) on the way in, as in 2017."""
+
+    logit_softcap: float | None = None
+    """Soft limit of the logits, which become cap · tanh(logit / cap), in training too (Gemma 2);
+    null means none."""
+
+    dropout: float = 0.0
+    """Probability, while training, of dropping an embedding's, a sublayer's or an attention
+    weight's entry; from 0 up to, not including, 1."""
+
+    norm: NormConfig = field(default_factory=NormConfig)
+    """The normalisation of every layer, and its place around the sublayers."""
+
+    position: PositionConfig = field(default_factory=PositionConfig)
+    """How the model knows the order of the tokens."""
+
+    attention: AttentionConfig = field(default_factory=AttentionConfig)
+    """The heads of every layer's attention."""
+
+    feed_forward: FeedForwardConfig = field(default_factory=FeedForwardConfig)
+    """The feed-forward sublayer of every layer."""
+
+    init: InitConfig = field(default_factory=InitConfig)
+    """The weights that training starts from."""
+
+    def __post_init__(self) -> None:
+        for name in ("dim", "n_layers", "context_length"):
+            require_whole(f"model.decoder.{name}", getattr(self, name))
+        if self.vocab_size is not None:
+            require_whole("model.decoder.vocab_size", self.vocab_size)
+        require_switch("model.decoder.tie_embeddings", self.tie_embeddings)
+        require_switch("model.decoder.embedding_scale", self.embedding_scale)
+        require_fraction("model.decoder.dropout", self.dropout)
+        if self.logit_softcap is not None:
+            require_positive("model.decoder.logit_softcap", self.logit_softcap)
+        if self.attention.head_dim is None:
+            check_heads(self.dim, self.attention.n_heads)
+        if self.position.kind == "rope":
+            if self.attention.head_dim is None:
+                check_rope_width(self.dim, self.attention.n_heads)
+            else:
+                check_head_dim(self.attention.head_dim)
+        check_layers(self)
+        self.feed_forward.width(self.dim)
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one head."""
+        own = self.attention.head_dim
+        return self.dim // self.attention.n_heads if own is None else own
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> DecoderConfig:
+        """The inverse of ``dataclasses.asdict``; what is absent keeps its default.
+
+        Raises:
+            SettingError: An unknown key, or a value that the config refuses.
+        """
+        return from_mapping(cls, values, flag="model.decoder")
+
+
+def layer_kinds(config: DecoderConfig) -> list[LayerKind]:
+    """One :class:`LayerKind` a layer, from the first layer on."""
+    every = config.position.nope_every
+    return [
+        LayerKind(config.attention.window_of(i), every is None or (i + 1) % every != 0)
+        for i in range(config.n_layers)
+    ]
+
+
+def check_layers(config: DecoderConfig) -> None:
+    """Refuse settings of windows and positions that would do nothing in these layers."""
+    attention, position = config.attention, config.position
+    flag = "model.decoder.attention.window"
+    if attention.window is not None and attention.window >= config.context_length:
+        because = f"it is not below context_length {config.context_length}"
+        refuse_idle(flag, attention.window, because=because)
+    if all(kind.window is None for kind in layer_kinds(config)):
+        because = (
+            f"attention.window_pattern {attention.window_pattern} has its first L after n_layers "
+            f"{config.n_layers}"
+        )
+        refuse_idle(flag, attention.window, because=because)
+    if position.nope_every is not None and position.nope_every > config.n_layers:
+        because = f"n_layers {config.n_layers} is less"
+        refuse_idle("model.decoder.position.nope_every", position.nope_every, because=because)
+    if position.kind == "rope":
+        check_rope(config)
+
+
+def check_rope(config: DecoderConfig) -> None:
+    """Refuse what rope cannot do with these heads, or what no layer would use."""
+    position = config.position
+    flag = "model.decoder.position"
+    width = rotated_width(config.head_dim, position.rope_fraction)
+    check_rope_scaling(position.rope_scaling, width, position.theta)
+    if position.rope_local_theta is None:
+        return
+    windows = {kind.window for kind in layer_kinds(config) if kind.has_position}
+    if windows <= {None}:
+        because = "attention.window null leaves every layer global"
+        if config.attention.window is not None:
+            because = f"nope_every {position.nope_every} takes every windowed layer"
+        refuse_idle(f"{flag}.rope_local_theta", position.rope_local_theta, because=because)
+    if None not in windows:
+        because = f"rope_local_theta {position.rope_local_theta} serves every rotated layer"
+        refuse_idle(f"{flag}.rope_theta", position.rope_theta, because=because)
+        require(
+            position.rope_scaling.kind == "none",
+            f"--{flag}.rope_scaling.kind {position.rope_scaling.kind} would do nothing: {because}; "
+            f"set --{flag}.rope_scaling.kind none",
+        )
