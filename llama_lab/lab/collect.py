@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llama_lab.checkpoints import write_atomically
+from llama_lab.files import write_atomically
 from llama_lab.lab.plan import PlannedArm, differences
 from llama_lab.lab.results import ArmResult, Decoding, Point, RunResult, Score
 from llama_lab.lab.study import Study

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from llama_lab.checkpoints import write_atomically
 from llama_lab.errors import UserError
+from llama_lab.files import write_atomically
 
 LEDGER = "study.json"
 SECONDS_FOR_OLD_WORKERS = 60.0

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from llama_lab.checkpoints import write_atomically
+from llama_lab.files import write_atomically
 from llama_lab.lab import tables
 from llama_lab.lab.contents import sections
 from llama_lab.lab.markdown import render_markdown

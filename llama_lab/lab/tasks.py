@@ -15,9 +15,10 @@ from typing import Any
 import torch
 import yaml
 
-from llama_lab.checkpoints import read_record, write_atomically
+from llama_lab.checkpoints import read_record
 from llama_lab.data.store import TokenStore, open_store, prepare_store
 from llama_lab.errors import UserError
+from llama_lab.files import write_atomically
 from llama_lab.generation.generate import generate, load_model, sample_text
 from llama_lab.generation.sampling import SamplingConfig
 from llama_lab.lab.passages import longest_shared
