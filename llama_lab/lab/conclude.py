@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from llama_lab.lab.collect import collect_arm, collect_run
 from llama_lab.lab.conclusions import Family, Runs, describe_family
-from llama_lab.lab.receipts import refuse_other_work
 from llama_lab.lab.results import RunResult, StudyResult
 
 if TYPE_CHECKING:
@@ -28,8 +27,9 @@ def conclude(run: StudyRun, command: str) -> StudyResult:
     Raises:
         RunError: Two runs did not do the same work.
     """
+    for one in run.runs():  # before any loss is looked at
+        run.refuse_other_work(one)
     by_arm = results_of(run)
-    check_receipts(run, by_arm)
     family = family_of(run, by_arm)
     arms = {planned.arm.name: planned for planned in run.arms}
     base = run.study.reference_arm.name
@@ -82,21 +82,6 @@ def depth(planned: dict[str, Any], name: str) -> int:
         seen.add(name)
         name, steps = planned[name].arm.reference, steps + 1
     return steps
-
-
-def check_receipts(run: StudyRun, by_arm: dict[str, list[RunResult]]) -> None:
-    """Hold every finished run's receipt against the plan and the base's."""
-    base = next(p for p in run.arms if p.arm is run.study.reference_arm)
-    for seed in run.study.seeds:
-        receipts = {
-            name: result.receipt
-            for name, results in by_arm.items()
-            for result in results
-            if result.seed == seed and result.end == "finished"
-        }
-        for planned in run.arms:
-            if planned.arm.name in receipts:
-                refuse_other_work(planned, base, seed, receipts)
 
 
 def family_of(run: StudyRun, by_arm: dict[str, list[RunResult]]) -> Family:

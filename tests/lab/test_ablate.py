@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,7 @@ import yaml
 pytest.importorskip("scipy", reason="the statistics of studies need the extra `lab`")
 pytest.importorskip("plotly", reason="the report of a study needs the extra `lab`")
 
+from llama_lab.cli import main
 from llama_lab.lab.study import nested
 from tests.training.conftest import TEXT, equal_weights
 
@@ -70,11 +75,24 @@ def start(folder: Path, *argv: str) -> subprocess.Popen[str]:
 
 
 def call(folder: Path, *argv: str, code: int = 0) -> str:
-    """Its output; it must end with ``code``."""
-    process = start(folder, *argv)
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == code, out + err
-    return out if code == 0 else err
+    """What ``llama-lab`` prints in this process; it must end with ``code``."""
+    out, err, before = io.StringIO(), io.StringIO(), Path.cwd()
+    os.chdir(folder)
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            ended = main(list(argv))
+    finally:
+        os.chdir(before)
+    assert ended == code, out.getvalue() + err.getvalue()
+    return out.getvalue() if code == 0 else err.getvalue()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """Workers take the number from here; this process has one as well."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -233,30 +251,60 @@ def test_a_changed_study_does_not_pass_old_runs_for_new_ones(done: tuple[Path, s
     assert len(err.strip().splitlines()) == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_killed_and_started_again_it_ends_as_a_study_that_was_not(
-    done: tuple[Path, str], tmp_path: Path, number: signal.Signals
+def test_stopped_and_killed_and_started_again_it_ends_as_a_study_that_was_not(
+    done: tuple[Path, str], tmp_path: Path
 ) -> None:
     folder, _ = done
     write(tmp_path, seeds=[0, 1], arms={"layernorm": STUDY["arms"]["layernorm"]}, scores={})
-    process = start(tmp_path, "ablate", "--config", "trial.yaml")
-    second = tmp_path / "logs/studies/trial/layernorm/seed_0"
-    end = time.monotonic() + 120
-    while not (second / "checkpoints" / "last.ckpt").is_file():
-        assert time.monotonic() < end
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.005)
-    process.send_signal(number)
-    process.communicate(timeout=120)
-    assert process.returncode == (-9 if number == signal.SIGKILL else 143)
-    first = tmp_path / "logs/studies/trial/base/seed_0/checkpoints/last.ckpt"
-    written = first.stat().st_mtime_ns
+    written: dict[Path, int] = {}
+    for number, code, name in (
+        (signal.SIGTERM, 143, "base/seed_0"),
+        (signal.SIGKILL, -9, "layernorm/seed_0"),
+    ):
+        process = start(tmp_path, "ablate", "--config", "trial.yaml")
+        last = tmp_path / "logs/studies/trial" / name / "checkpoints" / "last.ckpt"
+        wait_for(last, process)
+        process.send_signal(number)
+        process.communicate(timeout=120)
+        assert process.returncode == code
+        for done_before in tmp_path.rglob("outcome.json"):
+            written[done_before] = done_before.stat().st_mtime_ns
+    assert written
     call(tmp_path, "ablate", "--config", "trial.yaml")
-    assert first.stat().st_mtime_ns == written
+    assert all(path.stat().st_mtime_ns == when for path, when in written.items())
     for name in ("base", "layernorm"):
         for seed in (0, 1):
             run = f"logs/studies/trial/{name}/seed_{seed}"
             assert equal_weights(weights(tmp_path / run), weights(folder / run))
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    """Wait until a running study has written a file."""
+    end = time.monotonic() + 120
+    while not path.is_file():
+        assert time.monotonic() < end
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.005)
+
+
+def test_a_run_that_did_other_work_stops_the_study_with_the_difference_named(
+    done: tuple[Path, str], tmp_path: Path
+) -> None:
+    folder, _ = done
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "logs/studies/trial/results.json").unlink()
+    path = tmp_path / "logs/studies/trial/layernorm/seed_1/receipt.json"
+    receipt = json.loads(path.read_text())
+    for key, value, words in (
+        ("order", "00ff", "order of the data 00ff where"),
+        ("initial_weights", {**receipt["initial_weights"], "head": "00ff"}, "weights of head 00ff"),
+        ("sequences", 95, "sequences consumed 95 where 96 was due"),
+    ):
+        path.write_text(json.dumps({**receipt, key: value}))
+        err = call(tmp_path, "ablate", "--config", "trial.yaml", code=1)
+        assert "arm layernorm, seed 1" in err
+        assert words in err
+    assert not (tmp_path / "logs/studies/trial/results.json").exists()
 
 
 def test_two_at_once_give_the_same_weights(done: tuple[Path, str], tmp_path: Path) -> None:
@@ -293,12 +341,14 @@ def test_each_arm_takes_its_own_best_value_from_equally_many_trials(tmp_path: Pa
         assert yaml.safe_load(config.read_text())["model"]["optimizer"]["lr"] == 1e-2
 
 
-def test_seeds_that_were_added_after_a_look_are_told_of(tmp_path: Path) -> None:
-    write(tmp_path, seeds=[0, 1], arms={"layernorm": {}}, scores={}, decode=None)
-    call(tmp_path, "ablate", "--config", "trial.yaml")
-    call(tmp_path, "ablate", "--config", "trial.yaml", "--seeds", "[0,1,2]")
+def test_seeds_that_were_added_after_a_look_are_told_of(
+    done: tuple[Path, str], tmp_path: Path
+) -> None:
+    folder, _ = done
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    call(tmp_path, "ablate", "--config", "trial.yaml", "--seeds", "[0,1,2,3]")
     family = results(tmp_path)["family"]
-    assert family["looks"] == [2, 3]
+    assert family["looks"] == [3, 4]
     assert family["exploratory"] is True
 
 
