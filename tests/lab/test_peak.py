@@ -17,11 +17,11 @@ MIB = 2**20
     reason="the kernel's count of a process's pages is Linux's",
 )
 def test_the_same_work_counts_the_same_when_it_is_done_again() -> None:
-    peaks = []
+    peaks, kept = [], []
     for _ in range(3):
         memory = PeakMemory()
         blocks = [torch.ones(MIB // 16) for _ in range(400)]  # 256 KiB each: from the heap
-        assert blocks[-1].sum() == MIB // 16
+        kept.append(torch.ones(1000))  # at the heap's end: what is freed below it stays reserved
         del blocks
         peaks.append(memory.read())
     assert all(peak is not None and 95 * MIB < peak < 140 * MIB for peak in peaks), peaks
