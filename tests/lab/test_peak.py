@@ -20,7 +20,7 @@ def test_the_same_work_counts_the_same_when_it_is_done_again() -> None:
     peaks, kept = [], []
     for _ in range(3):
         memory = PeakMemory()
-        blocks = [torch.ones(MIB // 16) for _ in range(400)]  # 256 KiB each: from the heap
+        blocks = [torch.ones(MIB // 64) for _ in range(1600)]  # 64 KiB each: from the heap
         kept.append(torch.ones(1000))  # at the heap's end: what is freed below it stays reserved
         del blocks
         peaks.append(memory.read())
