@@ -157,11 +157,9 @@ def test_transformers_writes_the_same_text(
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     text = "the  café\n\t日本 😀 <|endoftext|> ran. the dog's"
     text = text if tokenizer == "bpe" else text.replace("'s", "")
-    parts = text.split("<|endoftext|>") if tokenizer == "bpe" else [text]
-    for part in parts:  # there, text that spells the special token is the special token
-        ids = theirs(part)["input_ids"]
-        assert ids == tokenizers[tokenizer].encode(part).tolist()
-        assert theirs.decode(ids) == part
+    ids = theirs(text)["input_ids"]
+    assert ids == tokenizers[tokenizer].encode(text).tolist()
+    assert theirs.decode(ids) == text
     model = load_model(path)
     prompt = "the cat sat"
     ours = sample_text(
