@@ -103,8 +103,10 @@ def family_of(run: StudyRun, by_arm: dict[str, list[RunResult]]) -> Family:
 
 
 def runs_of(results: list[RunResult]) -> Runs:
-    """The values of an arm, and how its other runs ended."""
+    """The values of an arm, how its other runs ended, and whether they are a language model's."""
+    leaks = any(r.causal is False for r in results)
     return Runs(
+        doubt="it sees later tokens, so its loss is no loss of a language model" if leaks else "",
         values={r.seed: r.primary for r in results if r.primary is not None},
         lost={r.seed: LOST[r.end] for r in results if r.end in LOST},  # type: ignore[misc]
     )
@@ -139,12 +141,6 @@ def notes(run: StudyRun, by_arm: dict[str, list[RunResult]]) -> list[str]:
         refused = next((r.reason for r in results if r.end == "refused"), None)
         if refused:
             found.append(f"{name} was refused: {refused}")
-        leaks = [r.seed for r in results if r.causal is False]
-        if leaks:
-            found.append(
-                f"{name} sees later tokens (the causality probe, seeds "
-                f"{', '.join(map(str, leaks))}): its loss is no loss of a language model."
-            )
     if study.match != "none":
         unmatched = [
             p.arm.name for p in run.arms if not p.matched and p.arm.reference != p.arm.name

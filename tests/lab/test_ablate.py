@@ -212,11 +212,13 @@ def test_last_weights_are_scored_under_other_settings_as_validate_does(
     assert scores["tiled"]["val_loss"] != scores["32"]["val_loss"]
 
 
-def test_the_probe_finds_the_arm_that_sees_later_tokens(done: tuple[Path, str]) -> None:
+def test_an_arm_that_sees_later_tokens_is_found_and_gets_no_verdict(done: tuple[Path, str]) -> None:
     folder, _ = done
     assert {run["causal"] for run in arm(folder, "leaky")["runs"]} == {False}
     assert {run["causal"] for run in arm(folder, "base")["runs"]} == {True}
-    assert any("leaky sees later tokens" in note for note in results(folder)["notes"])
+    family = {a["name"]: a for a in results(folder)["family"]["arms"]}
+    assert family["leaky"]["verdict"] == "no verdict"
+    assert "sees later tokens" in family["leaky"]["sentence"]
 
 
 def test_started_again_it_trains_nothing_and_writes_the_same_results(
