@@ -31,6 +31,8 @@ COMMANDS: dict[str, Command] = {
     "test": Command(VERBS, "the same, reported under the name test"),
     "generate": Command("llama_lab.commands.generate", "sample text from a checkpoint"),
     "describe": Command("llama_lab.commands.describe", "count parameters, FLOPs and memory"),
+    "ablate": Command("llama_lab.commands.ablate", "run a controlled study and report on it"),
+    "runs": Command("llama_lab.commands.runs", "list the runs under logs/"),
     "import": Command("llama_lab.commands.importing", "make a checkpoint of a Hugging Face folder"),
     "export": Command("llama_lab.commands.exporting", "write a checkpoint for Hugging Face"),
 }

@@ -67,16 +67,30 @@ def find_decoder(name: str, beside: Path | None = None) -> Path:
     Raises:
         UserError: Nothing is found; the message lists the presets.
     """
-    folders = [Path("configs") / "decoders", SHIPPED / "decoders"]
-    for folder in ([beside] if beside else []) + [Path(), *folders]:
-        for candidate in (folder / name, folder / f"{name}.yaml"):
+    return _find_in("decoders", name, beside, called="--model.decoder", kind="preset")
+
+
+def find_study(name: str) -> Path:
+    """The file that a study's name stands for: a path, or a file in ``studies/`` of the configs.
+
+    Raises:
+        UserError: Nothing is found; the message lists the studies.
+    """
+    return _find_in("studies", name, None, called="--config", kind="study")
+
+
+def _find_in(folder: str, name: str, beside: Path | None, *, called: str, kind: str) -> Path:
+    """A file as a path, or by its name in a folder of the configs here or of the shipped ones."""
+    folders = [Path("configs") / folder, SHIPPED / folder]
+    for place in ([beside] if beside else []) + [Path(), *folders]:
+        for candidate in (place / name, place / f"{name}.yaml"):
             if candidate.is_file():
                 return candidate
-    known = sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
+    known = sorted({file.stem for place in folders for file in place.glob("*.yaml")})
     guess = nearest(name, known)
     hint = f"; did you mean {guess}?" if guess else ""
     raise UserError(
-        f"--model.decoder {name}: no such preset or file; presets: {', '.join(known)}{hint}"
+        f"{called} {name}: no such {kind} or file; there are {', '.join(known) or 'none'}{hint}"
     )
 
 

@@ -9,6 +9,10 @@ class RunError(Exception):
     """A run that failed (non-finite loss, out of memory, disk full): one line. Exit code 1."""
 
 
+class Diverged(RunError):
+    """A loss or a weight that is not finite any more."""
+
+
 class Stopped(BaseException):
     """A signal asked the run to stop, and it has: exit code 128 + the signal's number.
 

@@ -1,1 +1,1 @@
-"""Studies: arms times seeds under one budget, and the conclusions that they allow."""
+"""Controlled studies: arms times seeds, run alike, compared with statistics, and reported."""

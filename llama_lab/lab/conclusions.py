@@ -21,6 +21,8 @@ from llama_lab.lab.statistics import (
     seeds_to_decide,
 )
 
+BASE = "the base"
+
 Verdict = Literal["pays", "costs", "undecided", "no verdict"]
 Ending = Literal["diverged", "out of memory", "crashed"]
 
@@ -35,6 +37,9 @@ class Runs:
     lost: Mapping[int, Ending] = field(default_factory=dict)
     """How each run ended that has no value. Nothing is put in its place."""
 
+    doubt: str = ""
+    """Why these values are not what the measure means, if they are not: there is no verdict."""
+
 
 @dataclass(frozen=True)
 class Lost:
@@ -47,9 +52,10 @@ class Lost:
 
 @dataclass(frozen=True)
 class ArmConclusion:
-    """One arm against the base."""
+    """One arm against the arm that it is compared with, called the base here."""
 
     name: str
+    reference: str
     comparison: Comparison
 
     p_holm: float | None
@@ -101,6 +107,7 @@ def describe_family(
     arms: Mapping[str, Runs],
     seeds: Sequence[int],
     *,
+    references: Mapping[str, str] | None = None,
     looks: Sequence[int] = (),
     plan: Sequence[int] = (),
     higher_is_better: bool = False,
@@ -125,6 +132,7 @@ def describe_family(
         base: The base's runs.
         arms: The runs of each arm, by name.
         seeds: The study's seeds up to now, which every arm is to run.
+        references: Arms that are compared with another arm than the base, and with which.
         looks: Numbers of seeds at which results were looked at, the present one (``len(seeds)``)
             last; empty: this is the first look.
         plan: Numbers of seeds at which looks were declared before any result was seen; empty: the
@@ -144,8 +152,10 @@ def describe_family(
         strange = (set(runs.values) | set(runs.lost)) - set(seeds)
         if strange or set(runs.values) & set(runs.lost):
             raise ValueError(f"{name} has runs of strange seeds, or with both value and ending")
+    against = dict.fromkeys(arms, (BASE, base))
+    against |= {name: (other, arms[other]) for name, other in (references or {}).items()}
     look = _Look(
-        base=base,
+        against=against,
         seeds=tuple(seeds),
         plan=plan,
         levels=look_levels(plan),
@@ -170,7 +180,9 @@ def describe_family(
 class _Look:
     """The results at one number of seeds, being judged."""
 
-    base: Runs
+    against: Mapping[str, tuple[str, Runs]]
+    """The name and the runs that each arm is compared with."""
+
     seeds: tuple[int, ...]
     plan: tuple[int, ...]
     levels: tuple[float, ...]
@@ -187,8 +199,11 @@ class _Look:
         return ALPHA if self.exploratory else self.levels[self.plan.index(len(self.seeds))]
 
     def conclude(self, arms: Mapping[str, Runs]) -> tuple[ArmConclusion, ...]:
-        comparisons = [compare(self.base.values, runs.values, self.level) for runs in arms.values()]
-        ended = [not self.unfinished(runs) for runs in arms.values()]
+        comparisons = [
+            compare(self.against[name][1].values, runs.values, self.level)
+            for name, runs in arms.items()
+        ]
+        ended = [not self.unfinished(name, runs) for name, runs in arms.items()]
         p = [
             c.p if c.p is not None and done else np.nan
             for c, done in zip(comparisons, ended, strict=True)
@@ -200,8 +215,8 @@ class _Look:
             )
         )
 
-    def unfinished(self, runs: Runs) -> tuple[int, ...]:
-        ended = [{*each.values, *each.lost} for each in (runs, self.base)]
+    def unfinished(self, name: str, runs: Runs) -> tuple[int, ...]:
+        ended = [{*each.values, *each.lost} for each in (runs, self.against[name][1])]
         return tuple(seed for seed in self.seeds if not all(seed in one for one in ended))
 
     def lost(self, of: Literal["arm", "base"], runs: Runs) -> tuple[Lost, ...]:
@@ -210,21 +225,23 @@ class _Look:
     def judge(
         self, name: str, runs: Runs, comparison: Comparison, p_holm: float | None
     ) -> ArmConclusion:
-        lost = (*self.lost("arm", runs), *self.lost("base", self.base))
-        unfinished = self.unfinished(runs)
-        doubt = self.doubt(comparison, lost, unfinished)
+        reference, base = self.against[name]
+        lost = (*self.lost("arm", runs), *self.lost("base", base))
+        unfinished = self.unfinished(name, runs)
+        doubt = runs.doubt or base.doubt or self.doubt(comparison, lost, unfinished)
         verdict = "no verdict" if doubt else self.verdict(comparison, p_holm)
         more = self.more_seeds(comparison) if verdict == "undecided" else None
         words = doubt or self.need(comparison, verdict, more)
         return ArmConclusion(
             name=name,
+            reference=reference,
             comparison=comparison,
             p_holm=p_holm,
             verdict=verdict,
             more_seeds=more,
             lost=lost,
             unfinished=unfinished,
-            sentence=self.sentence(verdict, words, comparison, p_holm, lost),
+            sentence=self.sentence(verdict, words, comparison, p_holm, lost, reference),
         )
 
     def doubt(
@@ -293,10 +310,11 @@ class _Look:
         comparison: Comparison,
         p_holm: float | None,
         lost: tuple[Lost, ...],
+        reference: str,
     ) -> str:
         parts = [verdict.capitalize()]
         if comparison.difference is not None:
-            parts[0] += f": {comparison.difference:+.4g} {self.unit} against the base"
+            parts[0] += f": {comparison.difference:+.4g} {self.unit} against {reference}"
             parts[0] += f" ({self.numbers(comparison, p_holm)})"
         parts += [words] if words else []
         if lost:

@@ -130,7 +130,7 @@ class LanguageModel(LightningModule):
             return
         if self._datamodule is not None:
             self.tokenizer = self._datamodule.tokenizer
-            self.decoder_config = self._with_vocabulary(self.tokenizer.vocab_size)
+            self.decoder_config = self.with_vocabulary(self.tokenizer.vocab_size)
             self.run.store_digest = self._datamodule.tokens.digest
         self.decoder = Decoder(self.decoder_config)
         initialise(self.decoder, self.seed)
@@ -139,7 +139,12 @@ class LanguageModel(LightningModule):
         plant_fault(self.decoder, self.fault)
         self.run.initial_weights = hash_parts(self.decoder)
 
-    def _with_vocabulary(self, known: int) -> DecoderConfig:
+    def with_vocabulary(self, known: int) -> DecoderConfig:
+        """The decoder's config for a tokenizer of ``known`` ids.
+
+        Raises:
+            UserError: The config names a smaller vocabulary.
+        """
         size = self.decoder_config.vocab_size
         if size is not None and size < known:
             raise UserError(

@@ -84,12 +84,20 @@ class Receipt(Callback):
             _write_json(module.run.folder / "receipt.json", self.contents)
 
 
+def read_receipt(folder: Path) -> dict[str, Any] | None:
+    """A run folder's receipt, or None where there is none (yet)."""
+    path = folder / "receipt.json"
+    if not path.is_file():
+        return None
+    contents: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return contents
+
+
 def mark_finished(folder: Path) -> None:
     """State that a run is at its end, where a kill came between its last checkpoint and that."""
-    path = folder / "receipt.json"
-    contents = json.loads(path.read_text(encoding="utf-8"))
-    if contents["state"] != "finished":
-        _write_json(path, {**contents, "state": "finished"})
+    contents = read_receipt(folder)
+    if contents is not None and contents["state"] != "finished":
+        _write_json(folder / "receipt.json", {**contents, "state": "finished"})
 
 
 def _write_json(path: Path, contents: dict[str, Any]) -> None:

@@ -178,25 +178,38 @@ class RunFolder(Callback):
     """Gives a run its folder, once nothing stands in the way of training.
 
     Every check of settings and data comes before: a refused run leaves no folder.
+
+    Args:
+        logs: Where the folders of runs are.
+        name: The run's name there.
+        config: Its settings.
+        folder: The resumed run's.
+        at: A new run's, where it is not the next free one under its name.
     """
 
     def __init__(
-        self, logs: Path, name: str, config: dict[str, Any], folder: Path | None = None
+        self,
+        logs: Path,
+        name: str,
+        config: dict[str, Any],
+        folder: Path | None = None,
+        *,
+        at: Path | None = None,
     ) -> None:
-        self.logs, self.name, self.config, self.resumed = logs, name, config, folder
+        self.logs, self.name, self.config, self.resumed, self.at = logs, name, config, folder, at
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Make the folder, or take up the one of the resumed run, and open its records."""
         assert isinstance(pl_module, LanguageModel)
         folder = self.resumed
         if folder is None and trainer.is_global_zero:
-            folder = new_run_folder(self.logs, self.name)
+            folder = self.at or new_run_folder(self.logs, self.name)
         folder = trainer.strategy.broadcast(folder)
         assert folder is not None
         pl_module.run.folder = folder
         if trainer.is_global_zero:
             try:
-                (folder / "checkpoints").mkdir(exist_ok=True)
+                (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
                 text = yaml.safe_dump(self.config, sort_keys=False, allow_unicode=True)
                 write_atomically(folder / "config.yaml", text.encode())
             except OSError as error:

@@ -102,8 +102,17 @@ FREE_ON_RESUME = (
     "data.cache_dir",
     "data.corpus",  # the tokens themselves are compared
 )
-# What scoring may choose: the text and the machine, not the model.
-FREE_TO_SCORE = ("ckpt_path", "config", "trainer", "data", "model.compile")
+# What scoring may choose: the text and the machine, and of the model what has no weights and is
+# tried on trained ones: the scaling of rope's angles, and a fault.
+FREE_TO_SCORE = (
+    "ckpt_path",
+    "config",
+    "trainer",
+    "data",
+    "model.compile",
+    "model.decoder.position.rope_scaling",
+    "model.fault",
+)
 FIXED_TO_SCORE = ("data.tokenizer", "data.vocab_size")
 IDLE_TO_SCORE = (
     "trainer.max_steps",
@@ -185,6 +194,18 @@ def refuse_contradictions(use: str, record: Record, explicit: Mapping[str, Any])
         "init_from": "leave them out, or begin without --model.init_from",
     }.get(use, "leave them out: the checkpoint decides them")
     raise UserError(f"checkpoint {record.path}: {'; '.join(differing)}; {remedy}")
+
+
+def tried_on(record: Record, explicit: Mapping[str, Any]) -> list[str]:
+    """Settings of the model that scoring takes otherwise than the checkpoint's run had them."""
+    saved = flatten(record.settings)
+    return [
+        f"--{name} {shown(value)} ({shown(saved.get(name))} in training)"
+        for name, value in explicit.items()
+        if name.startswith("model.")
+        and name != "model.compile"
+        and _plain(saved.get(name)) != _plain(value)
+    ]
 
 
 def _decided(use: str, name: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from llama_lab.errors import RunError
+from llama_lab.errors import Diverged
 from llama_lab.training.state import LossMeter, RunState
 
 
@@ -13,7 +13,7 @@ def check_finite(network: nn.Module, meter: LossMeter, run: RunState, step: int)
     """Stop a run whose loss or weights are not finite after optimiser step ``step``.
 
     Raises:
-        RunError: It names the step and the last good checkpoint.
+        Diverged: It names the step and the last good checkpoint.
     """
     bad = meter.first_bad_step()
     if bad is not None:
@@ -23,14 +23,14 @@ def check_finite(network: nn.Module, meter: LossMeter, run: RunState, step: int)
         raise diverged("a weight", run, step)
 
 
-def diverged(what: str, run: RunState, step: int) -> RunError:
+def diverged(what: str, run: RunState, step: int) -> Diverged:
     """The message for a run that left the finite numbers."""
     good = (
         f"the last good checkpoint is {run.saved}"
         if run.saved
         else "no checkpoint was written before"
     )
-    return RunError(
+    return Diverged(
         f"{what} is not finite at step {step}; {good}; lower --model.optimizer.lr, lengthen "
         "--model.schedule.warmup_steps, or set --trainer.gradient_clip_val 1.0"
     )

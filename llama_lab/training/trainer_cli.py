@@ -64,14 +64,20 @@ class VerbParser(LightningArgumentParser):
 class LabCLI(LightningCLI):
     """One verb's command line: parse, settle what a checkpoint decides, and run.
 
+    Args:
+        verb: fit, validate or test.
+        args: The command line behind it.
+        folder: The new run's own, where it is not the next free one under its name.
+
     Attributes:
         record: The checkpoint that the command starts from, if any.
         settings: Every setting as it was resolved: plain values, fit to be parsed again.
     """
 
-    def __init__(self, verb: str, args: list[str]) -> None:
-        self.verb = verb
+    def __init__(self, verb: str, args: list[str], folder: Path | None = None) -> None:
+        self.verb, self.folder = verb, folder
         self.record: Record | None = None
+        self.tried: list[str] = []
         super().__init__(
             LanguageModel,
             TextDataModule,
@@ -157,6 +163,7 @@ class LabCLI(LightningCLI):
             check_architecture(self.record)
             base |= rules.settings_for(self.verb, self.record)
             rules.refuse_contradictions(self.verb, self.record, explicit)
+            self.tried = rules.tried_on(self.record, explicit)
         elif start := explicit.get("model.init_from"):
             logs = logs_folder(explicit.get("trainer.default_root_dir"))
             self.record = read_record(find_checkpoint(start, logs, flag="--model.init_from"))
@@ -229,7 +236,7 @@ class LabCLI(LightningCLI):
         every = config["checkpoint_every"] or config["trainer.val_check_interval"]
         measured = config["diagnostics_every"]
         return [
-            RunFolder(logs, config["name"], self.settings, folder),
+            RunFolder(logs, config["name"], self.settings, folder, at=self.folder),
             StepSeeds(int(config["seed_everything"])),
             *([] if measured is None else [Diagnostics(measured)]),
             self.metrics,
@@ -263,7 +270,8 @@ class LabCLI(LightningCLI):
         run = self.trainer.validate if self.verb == "validate" else self.trainer.test
         self._run(run, verbose=False)
         if self.trainer.is_global_zero:
-            print(f"checkpoint {self.ckpt_path}", file=sys.stderr)
+            tried = f", with {', '.join(self.tried)}" if self.tried else ""
+            print(f"checkpoint {self.ckpt_path}{tried}", file=sys.stderr)
             for name, value in self.model.validation.items():
                 print(f"{name} {value!r}", flush=True)
 

@@ -1,0 +1,192 @@
+"""``llama-lab ablate``: a controlled study, from its file to its report."""
+
+from __future__ import annotations
+
+import importlib.util
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from llama_lab.configs import logs_folder
+from llama_lab.errors import Stopped, UserError
+from llama_lab.parsing import Parser
+
+if TYPE_CHECKING:
+    from llama_lab.lab.estimate import Estimate
+    from llama_lab.lab.results import StudyResult
+    from llama_lab.lab.run import StudyRun
+
+DESCRIPTION = (
+    "Runs a study: every arm with every seed, on the same work, then compares them and writes "
+    "report.html, report.md, results.csv and results.json into logs/studies/NAME. Started again "
+    "it keeps what is finished and resumes what is not. Flags of `fit` (--trainer.max_steps 5000, "
+    "--data.corpus FILE, …) override the study's settings for every arm."
+)
+OVERRIDABLE = ("--model.", "--data.", "--trainer.")
+
+
+def main(argv: list[str], prog: str) -> int:
+    """Run the command; 0 where it succeeds.
+
+    Raises:
+        UserError: The study, a flag or an arm is refused.
+        RunError: Two runs did not do the same work.
+    """
+    own, overrides = split_overrides(argv)
+    options = build_parser(prog).parse_args(own)
+    for name in ("jobs", "threads"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise UserError(f"--{name} {value}: must be 1 or more")
+    require_extra()
+    from llama_lab.lab.run import StudyRun
+    from llama_lab.lab.study import read_study
+    from llama_lab.training.trainer_cli import quiet
+
+    quiet()
+    study, _ = read_study(options.config, overrides, options.seeds)
+    run = StudyRun(study, logs_folder(None).absolute(), options.jobs, options.threads)
+    command = " ".join(["llama-lab", "ablate", *map(shlex.quote, argv)])
+    with run.open():
+        return carry_out(run, command, report_only=options.report_only)
+
+
+def require_extra() -> None:
+    """Find out before anything is trained that the report could not be made.
+
+    Raises:
+        UserError: A package of the extra is missing.
+    """
+    missing = [name for name in ("scipy", "plotly") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(
+            f"ablate needs {' and '.join(missing)} for its statistics and its report: "
+            "pip install 'llama-lab[lab]'"
+        )
+
+
+def build_parser(prog: str) -> Parser:
+    """The command's flags."""
+    parser = Parser(prog=prog, description=DESCRIPTION)
+    parser.add_argument(
+        "--config",
+        type=str,
+        required=True,
+        help="The study: a file, or the name of one in configs/studies.",
+    )
+    parser.add_argument(
+        "--seeds",
+        type=list[int] | None,
+        default=None,
+        help="Seeds in the place of the file's, such as [0,1,2].",
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="Runs at once; on CUDA one a GPU.")
+    parser.add_argument(
+        "--threads",
+        type=int | None,
+        default=None,
+        help="CPU threads of each run; null takes OMP_NUM_THREADS, or shares the "
+        "cores among the jobs. Kept when a study "
+        "goes on.",
+    )
+    parser.add_argument(
+        "--report_only",
+        type=bool,
+        default=False,
+        help="Train nothing: write the report of what has run.",
+    )
+    return parser
+
+
+def split_overrides(argv: list[str]) -> tuple[list[str], dict[str, Any]]:
+    """The command's own arguments, and the settings that are for every arm.
+
+    Raises:
+        UserError: A setting has no value.
+    """
+    import yaml
+
+    own: list[str] = []
+    overrides: dict[str, Any] = {}
+    pending = list(argv)
+    while pending:
+        word = pending.pop(0)
+        if not word.startswith(OVERRIDABLE):
+            own.append(word)
+            continue
+        flag, equals, value = word.partition("=")
+        if not equals:
+            if not pending:
+                raise UserError(f"{flag}: its value is missing")
+            value = pending.pop(0)
+        overrides[flag.removeprefix("--")] = yaml.safe_load(value)
+    return own, overrides
+
+
+def carry_out(run: StudyRun, command: str, *, report_only: bool) -> int:
+    """Plan, say what will be done, do it, and report."""
+    from llama_lab.lab.conclude import conclude
+    from llama_lab.lab.report import write_reports
+    from llama_lab.training.stopping import signals_end_the_command
+
+    with signals_end_the_command(), run.pool() as pool:
+        estimate = run.plan(pool)
+        print("\n".join(announcement(run, estimate)), flush=True)
+        if not report_only:
+            try:
+                if run.study.tune:
+                    run.tune(pool)
+                run.train(pool, run.runs(), run.study.name)
+            except Stopped as stop:
+                raise Stopped(
+                    stop.signum,
+                    f"{stop}; finished runs are kept, others saved: the same command goes on",
+                ) from stop
+    result = conclude(run, command)
+    note_look(run)
+    write_reports(result, run.folder)
+    print("\n".join(verdicts(result)))
+    print(f"\nreport: {run.folder / 'report.html'}", flush=True)
+    return 0
+
+
+def note_look(run: StudyRun) -> None:
+    """Remember that verdicts over so many seeds have been seen."""
+    seeds = len(run.study.seeds)
+    if not run.runs_left() and seeds > 1 and seeds not in run.ledger.looks:
+        run.ledger.looks.append(seeds)
+    run.ledger.save()
+
+
+def announcement(run: StudyRun, estimate: Estimate) -> list[str]:
+    """What the study is, what it will run, and about how long that takes."""
+    from llama_lab.training.progress import clock
+
+    study, left = run.study, run.runs_left()
+    first = run.arms[0]
+    lines = [
+        f"study  {study.name}: {len(run.arms)} arms x {len(study.seeds)} seeds, "
+        f"{study.when} {study.measure}; {run.folder}",
+        f"work   {first.steps:,} steps of {first.batch_size} x {first.context} tokens each; "
+        f"{run.jobs} at once, {run.ledger.threads} thread(s) each",
+    ]
+    for planned in run.arms:
+        name = planned.arm.name
+        matched = f"; {planned.matched}" if planned.matched else ""
+        lines.append(
+            f"  {name:<24} {planned.parameters:>12,} parameters, "
+            f"about {clock(estimate.per_run[name])} a run{matched}"
+        )
+    if study.tune:
+        trials = len(study.trials()) * len(study.tune_seeds)
+        lines.append(f"tuning {trials} trials an arm over {', '.join(study.tune)}")
+    done = len(run.runs()) - len(left)
+    kept = f"{done} runs are finished; " if done else ""
+    lines.append(f"time   {kept}about {clock(estimate.left)} for the {len(left)} left")
+    return lines
+
+
+def verdicts(result: StudyResult) -> list[str]:
+    """The conclusions, an arm a line."""
+    width = max(len(arm["name"]) for arm in result.family["arms"])
+    lines = [f"{arm['name']:<{width}}  {arm['sentence']}" for arm in result.family["arms"]]
+    return ["", *lines, *result.notes]

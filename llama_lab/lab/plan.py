@@ -1,0 +1,300 @@
+"""From a study's file to runs: every arm parsed by ``fit`` itself, held against the base, matched.
+
+Whatever would make a comparison unfair is refused here, before anything is trained.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from llama_lab.configs import find_config
+from llama_lab.data.store import TokenStore, open_store, prepare_store
+from llama_lab.errors import UserError
+from llama_lab.lab.study import Arm, Changes, Difference, Match, Study, nested
+from llama_lab.model.accounting import cache_bytes, flops_per_token, on_meta, parameters_of
+from llama_lab.model.decoder import DecoderConfig
+from llama_lab.model.settings import SettingError
+from llama_lab.training.arguments import flatten
+from llama_lab.training.trainer_cli import LabCLI
+
+# What the study decides for every run.
+OF_THE_STUDY = ("name", "seed_everything", "ckpt_path", "trainer.default_root_dir")
+# What arms may differ in only where the study says so, and under which name it does.
+ON_PURPOSE: dict[str, Difference] = {
+    "data.tokenizer": "tokenizer",
+    "data.vocab_size": "tokenizer",
+    "data.batch_size": "batch",
+}
+# What makes two arms do other work: nothing excuses it.
+NEVER = (
+    "data.corpus",
+    "data.encoding",
+    "data.val_fraction",
+    "trainer.max_steps",
+    "trainer.val_check_interval",
+)
+HIDDEN_DIM = "model.decoder.feed_forward.hidden_dim"
+WIDTH_STEP = 8
+"""Widths of the feed-forward are matched in multiples of this."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedArm:
+    """An arm as ``fit`` resolved it, with the vocabulary that its store gives it."""
+
+    arm: Arm
+    extra: Changes
+    """What matching or tuning added to the arm's changes."""
+    settings: dict[str, Any]
+    """Every setting by dotted name; the seed is none of them."""
+    decoder: DecoderConfig
+    context: int
+    batch_size: int
+    steps: int
+    store: TokenStore
+    matched: str = ""
+
+    @staticmethod
+    def comparable(config: Mapping[str, Any]) -> dict[str, Any]:
+        """A run's settings, nested as in its receipt, as :attr:`settings` has them."""
+        return {k: v for k, v in flatten(config).items() if k not in OF_THE_STUDY}
+
+    @property
+    def parameters(self) -> int:
+        """Of the whole model, tied tensors once."""
+        return parameters_of(on_meta(self.decoder)).total
+
+    @property
+    def flops_per_token(self) -> int:
+        """Training, at the arm's context."""
+        return flops_per_token(on_meta(self.decoder), self.context).training
+
+    @property
+    def cache_bytes_per_token(self) -> int:
+        """Keys and values of one position in 16 bits."""
+        import torch
+
+        return cache_bytes(self.decoder, self.context, torch.bfloat16).per_token
+
+
+@dataclass(frozen=True)
+class Resolver:
+    """Turns an arm into arguments of ``fit``, and those into what they mean.
+
+    Attributes:
+        study: What all arms share.
+        logs: The folder ``logs`` that the runs' folders are in.
+        stores: Token stores that are open already, by what they are made of.
+    """
+
+    study: Study
+    logs: Path
+    stores: dict[str, TokenStore] = dataclasses.field(default_factory=dict)
+
+    def arguments(self, arm: Arm, extra: Changes) -> list[str]:
+        """What ``fit`` is called with, but for seed and name."""
+        config = arm.config or self.study.base
+        find_config(config)
+        changes = {**self.study.settings, **arm.changes, **extra}
+        if taken := [key for key in changes if key in OF_THE_STUDY]:
+            raise UserError(
+                f"study: arm {arm.name} sets {taken[0]}, which the study decides; leave it out"
+            )
+        root = {"trainer.default_root_dir": str(self.logs.parent)}
+        inline = yaml.safe_dump(nested({**changes, **root}), sort_keys=False, allow_unicode=True)
+        return [f"--config={config}", f"--config={inline}", f"--name={arm.name}"]
+
+    def plan(self, arm: Arm, extra: Changes, matched: str = "") -> PlannedArm:
+        """Parse an arm as ``fit`` does.
+
+        Raises:
+            UserError: ``fit`` would refuse it; the arm is named.
+        """
+        try:
+            cli = LabCLI("fit", self.arguments(arm, extra))
+            store = self._open(cli)
+            decoder = cli.model.with_vocabulary(store.tokenizer.vocab_size)
+            on_meta(decoder)
+        except (UserError, SettingError) as error:
+            raise UserError(f"study: arm {arm.name}: {error}") from error
+        settings = flatten(cli.settings)
+        return PlannedArm(
+            arm=arm,
+            extra=extra,
+            settings=PlannedArm.comparable(cli.settings),
+            decoder=decoder,
+            context=cli.datamodule.context_length or decoder.context_length,
+            batch_size=cli.datamodule.batch_size,
+            steps=settings["trainer.max_steps"],
+            store=store,
+            matched=matched,
+        )
+
+    def _open(self, cli: LabCLI) -> TokenStore:
+        request = cli.datamodule.request
+        key = json.dumps(dataclasses.asdict(request), sort_keys=True, default=str)
+        if key not in self.stores:
+            self.stores[key] = open_store(prepare_store(request))
+        return self.stores[key]
+
+
+def plan_study(
+    resolver: Resolver, seconds_per_step: Callable[[list[PlannedArm]], dict[str, float]]
+) -> list[PlannedArm]:
+    """Every arm of the study, matched and found fair.
+
+    Args:
+        resolver: Parses the arms.
+        seconds_per_step: Times the training step of each arm; asked where time is matched.
+
+    Raises:
+        UserError: An arm is refused, or is not to be compared with the base.
+    """
+    study = resolver.study
+    arms = [resolver.plan(arm, {}) for arm in study.arms]
+    base = next(planned for planned in arms if planned.arm is study.reference_arm)
+    for planned in arms:
+        refuse_unfair(planned, base, study)
+    times = seconds_per_step(arms) if study.match == "time" else {}
+    return [
+        planned if planned is base else MATCHES[study.match](resolver, planned, base, times)
+        for planned in arms
+    ]
+
+
+def refuse_unfair(planned: PlannedArm, base: PlannedArm, study: Study) -> None:
+    """Refuse an arm that would do other work than the base.
+
+    Raises:
+        UserError: It names the setting and both values.
+    """
+    for key in (*NEVER, *ON_PURPOSE):
+        here, there = planned.settings.get(key), base.settings.get(key)
+        if here != there and ON_PURPOSE.get(key) not in study.differ:
+            raise unfair(planned, key, here, there, ON_PURPOSE.get(key))
+    if planned.context != base.context and "context" not in study.differ:
+        raise unfair(planned, "data.context_length", planned.context, base.context, "context")
+
+
+def unfair(
+    planned: PlannedArm, key: str, here: Any, there: Any, excuse: Difference | None
+) -> UserError:
+    """What to say of an arm that does other work."""
+    remedy = (
+        f"give all arms the same, or state `differ: [{excuse}]` to compare them in bits per byte"
+        if excuse
+        else "give all arms the same"
+    )
+    return UserError(
+        f"study: arm {planned.arm.name} has {key} {here}, the base has {there}: they would not "
+        f"do the same work; {remedy}"
+    )
+
+
+# ---- matching ------------------------------------------------------------------------------------
+
+
+def match_none(
+    resolver: Resolver, planned: PlannedArm, base: PlannedArm, times: Mapping[str, float]
+) -> PlannedArm:
+    """The arm as it is."""
+    return planned
+
+
+def match_parameters(
+    resolver: Resolver, planned: PlannedArm, base: PlannedArm, times: Mapping[str, float]
+) -> PlannedArm:
+    """The feed-forward as wide as brings the parameters nearest to the base's."""
+    return match_width(resolver, planned, base, "parameters", lambda arm: arm.parameters)
+
+
+def match_flops(
+    resolver: Resolver, planned: PlannedArm, base: PlannedArm, times: Mapping[str, float]
+) -> PlannedArm:
+    """The feed-forward as wide as brings a token's FLOPs nearest to the base's.
+
+    The steps stay: so every arm still reads the same sequences.
+    """
+    return match_width(resolver, planned, base, "FLOPs a token", lambda arm: arm.flops_per_token)
+
+
+def match_width(
+    resolver: Resolver,
+    planned: PlannedArm,
+    base: PlannedArm,
+    unit: str,
+    count: Callable[[PlannedArm], int],
+) -> PlannedArm:
+    """Both counts are linear in the feed-forward's width, so two of them say which one fits."""
+    target, now = count(base), count(planned)
+    if now == target:
+        return planned
+    width = planned.decoder.feed_forward.width(planned.decoder.dim)
+    other = dataclasses.replace(planned, decoder=with_width(planned.decoder, width + WIDTH_STEP))
+    slope = (count(other) - now) / WIDTH_STEP
+    wanted = max(1, round((width + (target - now) / slope) / WIDTH_STEP)) * WIDTH_STEP
+    widths = {
+        "model.decoder.feed_forward.multiple_of": None,
+        "model.decoder.feed_forward.dim_multiplier": None,
+        HIDDEN_DIM: wanted,
+    }
+    matched = resolver.plan(planned.arm, {**planned.extra, **widths})
+    rest = count(matched) / target - 1
+    words = (
+        f"feed-forward {wanted} wide instead of {width}: {count(matched):,} {unit} against "
+        f"{target:,} ({rest:+.2%})"
+    )
+    return dataclasses.replace(matched, matched=words)
+
+
+def with_width(decoder: DecoderConfig, width: int) -> DecoderConfig:
+    """The same decoder with a feed-forward of this hidden width."""
+    feed_forward = dataclasses.replace(
+        decoder.feed_forward, hidden_dim=width, multiple_of=None, dim_multiplier=None
+    )
+    return dataclasses.replace(decoder, feed_forward=feed_forward)
+
+
+def match_time(
+    resolver: Resolver, planned: PlannedArm, base: PlannedArm, times: Mapping[str, float]
+) -> PlannedArm:
+    """As many steps as take the base's time, by the timing at the study's first start."""
+    here, there = times[planned.arm.name], times[base.arm.name]
+    steps = max(1, round(base.steps * there / here))
+    if steps == planned.steps:
+        return planned
+    matched = resolver.plan(planned.arm, {**planned.extra, "trainer.max_steps": steps})
+    rest = steps * here / (base.steps * there) - 1
+    words = (
+        f"{steps:,} steps of {1e3 * here:.1f} ms instead of {base.steps:,} of the base's "
+        f"{1e3 * there:.1f} ms ({rest:+.2%} of its time)"
+    )
+    return dataclasses.replace(matched, matched=words)
+
+
+MATCHES: dict[
+    Match,
+    Callable[[Resolver, PlannedArm, PlannedArm, Mapping[str, float]], PlannedArm],
+] = {
+    "none": match_none,
+    "parameters": match_parameters,
+    "flops": match_flops,
+    "time": match_time,
+}
+
+
+def differences(planned: PlannedArm, reference: PlannedArm) -> dict[str, list[Any]]:
+    """Settings that differ between two arms: dotted name to [of the reference, of the arm]."""
+    here, there = planned.settings, reference.settings
+    return {
+        key: [there.get(key), here.get(key)]
+        for key in sorted(here.keys() | there.keys())
+        if here.get(key) != there.get(key)
+    }

@@ -1,0 +1,140 @@
+"""What a worker does: train a run and look at what came of it, or time a step.
+
+Everything that a task returns is plain, fit for JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from llama_lab.checkpoints import read_record
+from llama_lab.data.store import TokenStore, open_store, prepare_store
+from llama_lab.errors import UserError
+from llama_lab.files import write_atomically
+from llama_lab.generation.generate import generate, load_model, sample_text
+from llama_lab.generation.sampling import SamplingConfig
+from llama_lab.lab.passages import longest_shared
+from llama_lab.lab.peak import PeakMemory
+from llama_lab.lab.study import nested
+from llama_lab.lab.timing import time_step
+from llama_lab.model.accounting import cache_bytes
+from llama_lab.model.causality import probe_causality
+from llama_lab.model.settings import SettingError
+from llama_lab.training.trainer_cli import LabCLI, quiet
+
+OUTCOME = "outcome.json"
+SAMPLE_TOKENS = 400
+# Of a longer training text the samples are compared with this much, from its beginning.
+LONGEST_TEXT_TOKENS = 20_000_000
+
+
+def train(
+    arguments: list[str],
+    folder: str,
+    scores: Mapping[str, Mapping[str, Any]],
+    decode: Mapping[str, int] | None,
+    probe: bool,
+) -> dict[str, Any]:
+    """Train a run, or go on with it, then measure its last weights; keep that as ``outcome.json``.
+
+    Args:
+        arguments: Of ``fit``.
+        folder: The run's own.
+        scores: Settings to score the weights under, by name.
+        decode: ``context`` and ``tokens`` of the generation to time, if any.
+        probe: Whether to look for a leak of later tokens.
+    """
+    run = Path(folder)
+    last = run / "checkpoints" / "last.ckpt"
+    if last.is_file():
+        arguments = [*arguments, f"--ckpt_path={last}"]
+    elif run.exists():  # killed before its first checkpoint: nothing of it can be gone on with
+        shutil.rmtree(run)
+    quiet()
+    memory = PeakMemory()
+    cli = LabCLI("fit", arguments, folder=run)
+    cli.fit()
+    peak = memory.read()
+    store = open_store(prepare_store(cli.datamodule.request))
+    found: dict[str, Any] = {
+        "peak_bytes": peak,
+        "scores": [score(last, name, changes) for name, changes in scores.items()],
+        **look_at(last, store, decode, probe),
+    }
+    text = json.dumps({"end": "finished", "reason": "", **found}, indent=1)
+    write_atomically(run / OUTCOME, text.encode())
+    return found
+
+
+def score(checkpoint: Path, name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``validate`` says of the weights under other settings, or why it refuses."""
+    inline = yaml.safe_dump(nested(changes), allow_unicode=True)
+    found: dict[str, Any] = {"name": name, "val_loss": None, "val_bits_per_byte": None}
+    try:
+        cli = LabCLI("validate", [f"--ckpt_path={checkpoint}", f"--config={inline}"])
+        cli.evaluate()
+    except (UserError, SettingError) as error:
+        return {**found, "refused": " ".join(str(error).split())}
+    values = cli.model.validation
+    return {**found, **{key: values[key] for key in ("val_loss", "val_bits_per_byte")}}
+
+
+def look_at(
+    checkpoint: Path, store: TokenStore, decode: Mapping[str, int] | None, probe: bool
+) -> dict[str, Any]:
+    """A sample, what of it stands in the training text, and what else is asked for."""
+    model = load_model(checkpoint)
+    seed = int(read_record(checkpoint).config["seed_everything"])
+    sample = sample_text(
+        model.decoder,
+        model.tokenizer,
+        prompt=None,
+        max_new_tokens=SAMPLE_TOKENS,
+        sampling=SamplingConfig(),
+        seed=seed,
+    )
+    text = store.tokenizer.decode(store.train[:LONGEST_TEXT_TOKENS].tolist())
+    return {
+        "sample": sample,
+        "passage": longest_shared(sample, text),
+        "causal": probe_causality(model.decoder).causal if probe else None,
+        "decoding": None if decode is None else time_decoding(model.decoder, **decode),
+    }
+
+
+def time_decoding(decoder: Any, context: int, tokens: int) -> dict[str, Any]:
+    """Generate ``tokens`` ids behind a text of ``context`` random ids, with the cache."""
+    n_ids = decoder.config.vocab_size
+    draws = torch.Generator().manual_seed(0)
+    prompt = torch.randint(n_ids, (context,), generator=draws).tolist()
+    ids = generate(
+        decoder,
+        prompt,
+        max_new_tokens=tokens + 1,
+        sampling=SamplingConfig(temperature=0.0),
+        generator=draws,
+        n_ids=n_ids,
+        stop=None,
+    )
+    next(ids)  # reads the prompt
+    began = time.perf_counter()
+    made = sum(1 for _ in ids)
+    seconds = time.perf_counter() - began
+    cache = cache_bytes(decoder.config, context, torch.bfloat16)
+    return {"context": context, "tokens_per_second": made / seconds, "cache_bytes": cache.seen}
+
+
+def time_arm(**settings: Any) -> dict[str, Any]:
+    """See :func:`llama_lab.lab.timing.time_step`."""
+    return time_step(**settings)._asdict()
+
+
+TASKS: dict[str, Callable[..., dict[str, Any]]] = {"train": train, "time": time_arm}

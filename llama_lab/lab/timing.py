@@ -1,0 +1,86 @@
+"""How long a training step takes: a short trial, to say beforehand what a study will cost."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from llama_lab.model.decoder import Decoder, DecoderConfig
+from llama_lab.model.initialise import initialise
+from llama_lab.training.optimizers import OptimizerConfig, build_optimizer
+
+REPEATS = 4
+AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+
+
+class StepTime(NamedTuple):
+    """Seconds."""
+
+    step: float
+    """One optimiser step: forward, backward, update."""
+    forward: float
+    """One microbatch as validation reads it."""
+
+
+def time_step(
+    decoder: Mapping[str, Any],
+    optimizer: Mapping[str, Any],
+    *,
+    batch_size: int,
+    accumulation: int,
+    context: int,
+    precision: str,
+) -> StepTime:
+    """Time the bare step of a decoder on random tokens: medians, the first one left out.
+
+    Args:
+        decoder: Settings of the decoder, its vocabulary among them.
+        optimizer: Settings of the optimiser.
+        batch_size: Sequences per optimiser step.
+        accumulation: Microbatches that they are divided into.
+        context: Tokens per sequence.
+        precision: As ``--trainer.precision`` says it.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = Decoder(DecoderConfig.from_dict(decoder))
+    initialise(model, 0)
+    model.to(device)
+    update = build_optimizer(model, OptimizerConfig(**optimizer))
+    rows = max(1, batch_size // accumulation)
+    shape = (rows, context + 1)
+    ids = torch.randint(
+        model.config.vocab_size or 1, shape, generator=torch.Generator().manual_seed(0)
+    ).to(device)
+    inputs, targets = ids[:, :-1], ids[:, 1:]
+
+    def loss() -> torch.Tensor:
+        lower = AUTOCAST.get(precision)
+        with torch.autocast(device.type, dtype=lower, enabled=lower is not None):
+            return model.loss(model(inputs), targets, reduction="mean")
+
+    def step() -> None:
+        for _ in range(accumulation):
+            (loss() / accumulation).backward()
+        update.step()
+        update.zero_grad()
+
+    def forward() -> None:
+        with torch.no_grad():
+            loss()
+
+    return StepTime(_median(step, device), _median(forward, device))
+
+
+def _median(work: Callable[[], None], device: torch.device) -> float:
+    seconds = []
+    for _ in range(REPEATS + 1):
+        began = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds[1:])
