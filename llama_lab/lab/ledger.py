@@ -18,7 +18,7 @@ from llama_lab.errors import UserError
 from llama_lab.files import write_atomically
 
 LEDGER = "study.json"
-SECONDS_FOR_OLD_WORKERS = 60.0
+SECONDS_FOR_OLD_WORKERS = 120.0
 
 
 @dataclass
@@ -81,12 +81,15 @@ def alone_in(folder: Path) -> Iterator[IO[str]]:
         except ImportError:  # Windows: nothing keeps two from one folder there
             yield file
             return
-        patience = time.monotonic() + SECONDS_FOR_OLD_WORKERS
+        patience, said = time.monotonic() + SECONDS_FOR_OLD_WORKERS, False
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except OSError as error:
+                if not said:
+                    print(f"waiting for {folder}: a run of this study is being saved", flush=True)
+                    said = True
                 if time.monotonic() > patience:
                     raise UserError(
                         f"{folder}: another process runs this study; wait for it, or stop it"
