@@ -73,9 +73,12 @@ class RopeScalingConfig:
                 require_whole(f"{FLAG}.{name}", value)
             elif value is not None:
                 require_positive(f"{FLAG}.{name}", value)
+        # dynamic's own grows with the text: with a factor of 1 it is the text's share of the
+        # original context.
+        least = "1 or more" if self.kind == "dynamic" else "a number above 1"
         require(
-            self.factor is None or self.factor > 1,
-            f"--{FLAG}.factor {shown(self.factor)} stretches nothing: give a number above 1, or "
+            self.factor is None or self.factor > 1 or (self.kind, self.factor) == ("dynamic", 1),
+            f"--{FLAG}.factor {shown(self.factor)} stretches nothing: give {least}, or "
             f"set --{FLAG}.kind none",
         )
         for low, high in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):

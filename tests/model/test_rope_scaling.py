@@ -48,6 +48,8 @@ def test_dynamic_is_ntk_by_as_much_as_the_text_is_longer() -> None:
         torch.testing.assert_close(frequencies(length, **dynamic), PLAIN)
     # 2 · 250/100 - 1 = 4
     torch.testing.assert_close(frequencies(250, **dynamic), frequencies(kind="ntk", factor=4.0))
+    by_length = {**dynamic, "factor": 1.0}
+    torch.testing.assert_close(frequencies(250, **by_length), frequencies(kind="ntk", factor=2.5))
 
 
 def test_yarn_keeps_many_turns_and_divides_few() -> None:
@@ -83,6 +85,7 @@ def test_yarn_sharpens_attention_by_its_factor() -> None:
 CASES = [
     ("linear", {"factor": 3.0}),
     ("dynamic", {"factor": 2.0}),
+    ("dynamic", {"factor": 1.0}),
     ("yarn", {"factor": 8.0}),
     ("yarn", {"factor": 8.0, "beta_fast": 20.0, "beta_slow": 2.0, "attention_factor": 1.3}),
     ("llama3", {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}),
