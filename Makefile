@@ -13,7 +13,7 @@ fit: $(VENV)/.installed
 	$(BIN)/llama-lab fit --config $(CONFIG) $(ARGS)
 
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
 slow: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m slow $(ARGS)

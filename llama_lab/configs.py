@@ -67,17 +67,7 @@ def find_decoder(name: str, beside: Path | None = None) -> Path:
     Raises:
         UserError: Nothing is found; the message lists the presets.
     """
-    folders = [Path("configs") / "decoders", SHIPPED / "decoders"]
-    for folder in ([beside] if beside else []) + [Path(), *folders]:
-        for candidate in (folder / name, folder / f"{name}.yaml"):
-            if candidate.is_file():
-                return candidate
-    known = sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
-    guess = nearest(name, known)
-    hint = f"; did you mean {guess}?" if guess else ""
-    raise UserError(
-        f"--model.decoder {name}: no such preset or file; presets: {', '.join(known)}{hint}"
-    )
+    return _find_in("decoders", name, beside, called="--model.decoder", kind="preset")
 
 
 def find_study(name: str) -> Path:
@@ -86,15 +76,22 @@ def find_study(name: str) -> Path:
     Raises:
         UserError: Nothing is found; the message lists the studies.
     """
-    folders = [Path("configs") / "studies", SHIPPED / "studies"]
-    for folder in [Path(), *folders]:
-        for candidate in (folder / name, folder / f"{name}.yaml"):
+    return _find_in("studies", name, None, called="--config", kind="study")
+
+
+def _find_in(folder: str, name: str, beside: Path | None, *, called: str, kind: str) -> Path:
+    """A file as a path, or by its name in a folder of the configs here or of the shipped ones."""
+    folders = [Path("configs") / folder, SHIPPED / folder]
+    for place in ([beside] if beside else []) + [Path(), *folders]:
+        for candidate in (place / name, place / f"{name}.yaml"):
             if candidate.is_file():
                 return candidate
-    known = sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
+    known = sorted({file.stem for place in folders for file in place.glob("*.yaml")})
     guess = nearest(name, known)
     hint = f"; did you mean {guess}?" if guess else ""
-    raise UserError(f"--config {name}: no such study or file; studies: {', '.join(known)}{hint}")
+    raise UserError(
+        f"{called} {name}: no such {kind} or file; there are {', '.join(known) or 'none'}{hint}"
+    )
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

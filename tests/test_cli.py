@@ -11,7 +11,17 @@ import pytest
 from llama_lab import __version__, cli
 from llama_lab.errors import RunError, Stopped, UserError
 
-COMMANDS = ("fit", "validate", "test", "generate", "describe", "import", "export")
+COMMANDS = (
+    "fit",
+    "validate",
+    "test",
+    "generate",
+    "describe",
+    "ablate",
+    "runs",
+    "import",
+    "export",
+)
 
 
 def test_help_names_every_command_that_works_and_no_other(capsys: pytest.CaptureFixture) -> None:

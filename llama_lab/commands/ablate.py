@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shlex
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,7 @@ def main(argv: list[str], prog: str) -> int:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise UserError(f"--{name} {value}: must be 1 or more")
+    require_extra()
     from llama_lab.lab.part_study import read_part_study
     from llama_lab.lab.parts import PARTS
     from llama_lab.lab.run import StudyRun
@@ -56,6 +58,20 @@ def main(argv: list[str], prog: str) -> int:
     run = StudyRun(study, logs_folder(None).absolute(), options.jobs, options.threads)
     with run.open():
         return carry_out(run, command, report_only=options.report_only)
+
+
+def require_extra() -> None:
+    """Find out before anything is trained that the report could not be made.
+
+    Raises:
+        UserError: A package of the extra is missing.
+    """
+    missing = [name for name in ("scipy", "plotly") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(
+            f"ablate needs {' and '.join(missing)} for its statistics and its report: "
+            "pip install 'llama-lab[lab]'"
+        )
 
 
 def build_parser(prog: str) -> Parser:

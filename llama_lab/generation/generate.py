@@ -64,7 +64,8 @@ def generate(
     context_length = decoder.config.context_length
     device = decoder.head_weight.device
     window = list(prompt[-context_length:])
-    cache = _new_cache(decoder, device) if use_cache else None
+    length = min(context_length, len(window) + max_new_tokens)
+    cache = _new_cache(decoder, length, device) if use_cache else None
     unread = window
     for _ in range(max_new_tokens):
         if len(window) > context_length:
@@ -90,11 +91,10 @@ def _next_logits(decoder: Decoder, tokens: Tensor, cache: DecoderCache | None) -
         return decoder.logits(decoder.forward(tokens, cache)[:, -1])
 
 
-def _new_cache(decoder: Decoder, device: torch.device) -> DecoderCache:
+def _new_cache(decoder: Decoder, length: int, device: torch.device) -> DecoderCache:
+    dtype = decoder.head_weight.dtype
     with torch.inference_mode():
-        return DecoderCache(
-            decoder.config, batch_size=1, device=device, dtype=decoder.head_weight.dtype
-        )
+        return DecoderCache(decoder.config, 1, length=length, device=device, dtype=dtype)
 
 
 @contextmanager

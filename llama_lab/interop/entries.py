@@ -248,7 +248,7 @@ class WindowEverywhere(Entry):
     default: int | None
 
     def read(self, values: Values, parts: Parts) -> Parts:
-        return _seen("L" * parts["n_layers"], _window(values, self.default), parts)
+        return _seen("L" * parts["n_layers"], _window(values, self.default), values, parts)
 
     def write(self, parts: Parts) -> dict[str, Any]:
         return {"sliding_window": parts.get("attention.window")}
@@ -261,9 +261,11 @@ def _window(values: Values, default: int | None) -> int | None:
     return None if is_null else values.whole(key, default)
 
 
-def _seen(layers: str, size: int | None, parts: Parts) -> Parts:
+def _seen(layers: str, size: int | None, values: Values, parts: Parts) -> Parts:
     """Windows of ``size``; none where the whole context fits into one."""
     fits = size is None or size >= parts["context_length"]
+    if size == 1 and not fits and "L" in layers:
+        values.refuse("sliding_window", "this version's windows show 2 tokens or more")
     return windows("G" * len(layers) if fits else layers, size)
 
 
@@ -290,7 +292,7 @@ class WindowByLayer(Entry, ABC):
         size = _window(values, self.window)
         if size is None and layers and "L" in layers:
             values.refuse("layer_types", "name a window, and sliding_window is null")
-        return _seen(layers or self.rule(values, parts), size, parts)
+        return _seen(layers or self.rule(values, parts), size, values, parts)
 
     @abstractmethod
     def rule(self, values: Values, parts: Parts) -> str:

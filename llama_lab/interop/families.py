@@ -64,6 +64,9 @@ class Family:
         modules: Our modules, ``{i}`` for the layer, and where theirs are.
         prefix: What a file of the bare model, without its head, leaves out of the names.
         ignored: Ends of names that old files hold and that no weight is: tables and masks.
+        has_own_tokenizer: Whether transformers reads texts for it with the family's tokenizer class
+            whatever the folder names (qwen2 in ``MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS`` of its
+            tokenization_auto.py).
     """
 
     model_type: str
@@ -72,6 +75,7 @@ class Family:
     modules: Mapping[str, Place]
     prefix: str
     ignored: tuple[str, ...] = ()
+    has_own_tokenizer: bool = False
 
     def read(self, values: Values) -> Parts:
         """The parts that a config stands for.
@@ -226,6 +230,7 @@ QWEN2 = Family(
     {**SUBLAYERS, **PRE_NORMS},
     prefix="model.",
     ignored=("rotary_emb.inv_freq",),
+    has_own_tokenizer=True,
 )
 
 QWEN3 = Family(

@@ -7,6 +7,7 @@ Files are read with safetensors and JSON alone: nothing of a folder is ever run.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from llama_lab.checkpoints import Record
+from llama_lab.data.imported_tokenizers import HuggingFaceTokenizer, IdsTokenizer
 from llama_lab.data.tokenizer import Tokenizer
 from llama_lab.data.tokenizers import tokenizer_from_state
 from llama_lab.errors import UserError
@@ -141,13 +143,17 @@ def _refuse_boasts(
 def export_checkpoint(record: Record, target: Path, *, shard_limit: int = SHARD_LIMIT) -> str:
     """Write a checkpoint as a Hugging Face folder, float32.
 
+    A family that transformers gives a tokenizer of its own (qwen2) is written for a tokenizer that
+    was imported, or for none. For others, a model of such a family goes out as another one (llama),
+    with output biases of zero: it computes the same.
+
     Args:
         record: The checkpoint.
         target: The folder, which must not be there yet.
         shard_limit: Bytes above which the weights are divided into several files.
 
     Returns:
-        The family, such as ``llama``.
+        The family, such as ``llama``, and what was added to the model, if anything.
 
     Raises:
         UserError: No family has the model's parts (the setting is named), the checkpoint's tensors
@@ -157,11 +163,14 @@ def export_checkpoint(record: Record, target: Path, *, shard_limit: int = SHARD_
     config = DecoderConfig.from_dict(record.decoder)
     tokenizer = tokenizer_from_state(record.tokenizer)
     _refuse_fault(record)
-    family, keys = express(config)
-    layout = layout_of(family, config)
+    is_imported = isinstance(tokenizer, HuggingFaceTokenizer | IdsTokenizer)
+    said = config if is_imported else readable(config)
+    family, keys = express(said)
+    layout = layout_of(family, said)
     found = {name: tuple(tensor.shape) for name, tensor in record.weights.items()}
     refuse_differences(decoder_shapes(config), found, str(record.path))
-    weights = _for_half(config, record.weights)
+    added = {n: torch.zeros(s) for n, s in decoder_shapes(said).items() if n not in found}
+    weights = {**_for_half(config, record.weights), **added}
     ends = _ends(tokenizer)
 
     def write(folder: Path) -> None:
@@ -171,10 +180,23 @@ def export_checkpoint(record: Record, target: Path, *, shard_limit: int = SHARD_
         write_tensors(folder, layout.shapes, lambda name: layout.theirs(name, weights), shard_limit)
 
     write_folder(target, write)
-    return family.model_type
+    return f"{family.model_type} with output biases of zero" if added else family.model_type
 
 
 OF_EVERY_CONFIG: dict[str, Any] = {"dtype": "float32", "torch_dtype": "float32", "use_cache": True}
+
+
+def readable(config: DecoderConfig) -> DecoderConfig:
+    """The decoder, or one that computes the same, of a family that takes any tokenizer.
+
+    Raises:
+        UserError: No family has the decoder's parts.
+    """
+    family, _ = express(config)
+    if not family.has_own_tokenizer:
+        return config
+    # Zeros, which add nothing; families whose biases come all together then have the parts.
+    return replace(config, attention=replace(config.attention, output_bias=True))
 
 
 def express(config: DecoderConfig) -> tuple[Family, dict[str, Any]]:

@@ -80,6 +80,10 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer, context_length: int) -> 
         # It would take blanks out of the text.
         "clean_up_tokenization_spaces": False,
     }
+    if not isinstance(tokenizer, HuggingFaceTokenizer):
+        # Text that spells a special token is text. An imported tokenizer stays as it came: prompts
+        # for it are often written with special tokens.
+        content["split_special_tokens"] = True
     write_json(folder / TOKENIZER_CONFIG_FILE, content)
 
 

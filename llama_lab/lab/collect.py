@@ -33,7 +33,7 @@ def write_outcome(folder: Path, answer: Mapping[str, Any]) -> None:
     """Keep how a run ended that could not say so itself."""
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(dict(answer), indent=1)
-    write_atomically(folder / OUTCOME, lambda file: file.write(text.encode()))
+    write_atomically(folder / OUTCOME, text.encode())
 
 
 def number(row: Mapping[str, str], key: str) -> float | None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from llama_lab.lab.collect import collect_arm, collect_run
 from llama_lab.lab.conclusions import Family, Runs, describe_family
-from llama_lab.lab.receipts import refuse_other_work
 from llama_lab.lab.results import RunResult, StudyResult
 
 if TYPE_CHECKING:
@@ -28,8 +27,9 @@ def conclude(run: StudyRun, command: str) -> StudyResult:
     Raises:
         RunError: Two runs did not do the same work.
     """
+    for one in run.runs():  # before any loss is looked at
+        run.refuse_other_work(one)
     by_arm = results_of(run)
-    check_receipts(run, by_arm)
     family = family_of(run, by_arm)
     arms = {planned.arm.name: planned for planned in run.arms}
     base = run.study.reference_arm.name
@@ -84,21 +84,6 @@ def depth(planned: dict[str, Any], name: str) -> int:
     return steps
 
 
-def check_receipts(run: StudyRun, by_arm: dict[str, list[RunResult]]) -> None:
-    """Hold every finished run's receipt against the plan and the base's."""
-    base = next(p for p in run.arms if p.arm is run.study.reference_arm)
-    for seed in run.study.seeds:
-        receipts = {
-            name: result.receipt
-            for name, results in by_arm.items()
-            for result in results
-            if result.seed == seed and result.end == "finished"
-        }
-        for planned in run.arms:
-            if planned.arm.name in receipts:
-                refuse_other_work(planned, base, seed, receipts)
-
-
 def family_of(run: StudyRun, by_arm: dict[str, list[RunResult]]) -> Family:
     """The study's conclusions about its primary measure."""
     study, base = run.study, run.study.reference_arm.name
@@ -118,8 +103,10 @@ def family_of(run: StudyRun, by_arm: dict[str, list[RunResult]]) -> Family:
 
 
 def runs_of(results: list[RunResult]) -> Runs:
-    """The values of an arm, and how its other runs ended."""
+    """The values of an arm, how its other runs ended, and whether they are a language model's."""
+    leaks = any(r.causal is False for r in results)
     return Runs(
+        doubt="it sees later tokens, so its loss is no loss of a language model" if leaks else "",
         values={r.seed: r.primary for r in results if r.primary is not None},
         lost={r.seed: LOST[r.end] for r in results if r.end in LOST},  # type: ignore[misc]
     )
@@ -154,12 +141,6 @@ def notes(run: StudyRun, by_arm: dict[str, list[RunResult]]) -> list[str]:
         refused = next((r.reason for r in results if r.end == "refused"), None)
         if refused:
             found.append(f"{name} was refused: {refused}")
-        leaks = [r.seed for r in results if r.causal is False]
-        if leaks:
-            found.append(
-                f"{name} sees later tokens (the causality probe, seeds "
-                f"{', '.join(map(str, leaks))}): its loss is no loss of a language model."
-            )
     if study.match != "none":
         unmatched = [
             p.arm.name for p in run.arms if not p.matched and p.arm.reference != p.arm.name

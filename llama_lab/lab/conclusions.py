@@ -37,6 +37,9 @@ class Runs:
     lost: Mapping[int, Ending] = field(default_factory=dict)
     """How each run ended that has no value. Nothing is put in its place."""
 
+    doubt: str = ""
+    """Why these values are not what the measure means, if they are not: there is no verdict."""
+
 
 @dataclass(frozen=True)
 class Lost:
@@ -225,7 +228,7 @@ class _Look:
         reference, base = self.against[name]
         lost = (*self.lost("arm", runs), *self.lost("base", base))
         unfinished = self.unfinished(name, runs)
-        doubt = self.doubt(comparison, lost, unfinished)
+        doubt = runs.doubt or base.doubt or self.doubt(comparison, lost, unfinished)
         verdict = "no verdict" if doubt else self.verdict(comparison, p_holm)
         more = self.more_seeds(comparison) if verdict == "undecided" else None
         words = doubt or self.need(comparison, verdict, more)

@@ -62,7 +62,7 @@ class Ledger:
             "looks": self.looks,
         }
         text = json.dumps(contents, indent=2) + "\n"
-        write_atomically(self.folder / LEDGER, lambda file: file.write(text.encode()))
+        write_atomically(self.folder / LEDGER, text.encode())
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from pathlib import Path
 
 import torch
@@ -13,8 +14,9 @@ STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 class PeakMemory:
     """The peak since this was made: the allocator's on CUDA, else how far the process grew.
 
-    A warm process keeps what an earlier run made it reserve, so on the CPU the figure of a later
-    run can be too low; arms are compared by their medians over seeds.
+    Memory that earlier runs of a warm process left with its allocator is given back first; a later
+    run would otherwise seem to need none. Pages that other libraries keep for good still count for
+    the run that first brings them in.
     """
 
     def __init__(self) -> None:
@@ -22,6 +24,8 @@ class PeakMemory:
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
             return
+        with contextlib.suppress(OSError, AttributeError):  # another C library has no such call
+            ctypes.CDLL(None).malloc_trim(0)
         with contextlib.suppress(OSError):  # no Linux, or not allowed here
             CLEAR.write_text("5")  # forget the peak so far
             self.before = _bytes("VmRSS")

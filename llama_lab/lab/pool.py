@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-CRASHED_BY = {-signal.SIGKILL: "out_of_memory"}
+# Nobody kills a worker but the system, and that for its memory.
+KILLED = {-signal.SIGKILL: ("out_of_memory", " (as a rule the system's, out of memory)")}
 SECONDS_TO_SAVE = 120
 
 
@@ -63,10 +64,8 @@ class Worker:
             return answer
         code, self.process = process.wait(), None
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        return {
-            "end": CRASHED_BY.get(code, "crashed"),
-            "reason": f"the process ended by {how}; see {job.log}",
-        }
+        end, hint = KILLED.get(code, ("crashed", ""))
+        return {"end": end, "reason": f"the process ended by {how}{hint}; see {job.log}"}
 
     def _start(self) -> subprocess.Popen[str]:
         environment = {**os.environ, "OMP_NUM_THREADS": str(self.threads)}

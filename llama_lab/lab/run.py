@@ -22,6 +22,7 @@ from llama_lab.lab.ledger import Ledger, alone_in
 from llama_lab.lab.plan import PlannedArm, Resolver, plan_study
 from llama_lab.lab.pool import Job, Pool
 from llama_lab.lab.progress import StudyProgress
+from llama_lab.lab.receipts import refuse_other_work
 from llama_lab.lab.study import Study
 from llama_lab.training.receipts import read_receipt
 
@@ -150,8 +151,26 @@ class StudyRun:
                 if answer["end"] != "finished":  # those wrote their own
                     write_outcome(run.folder, answer)
                 progress.ended(run, answer)
+                self.refuse_other_work(run)
 
             pool.run(jobs, keep, progress.update)
+
+    def refuse_other_work(self, run: Run) -> None:
+        """Hold a finished run's receipt against the plan and against the base's of its seed.
+
+        Raises:
+            RunError: It did other work.
+        """
+        if outcome_of(run.folder)["end"] != "finished":
+            return
+        base = next(p for p in self.arms if p.arm.name == self.study.reference_arm.name)
+        of_base = self.folder / base.arm.name / f"seed_{run.seed}"
+        receipts = {
+            base.arm.name: read_receipt(of_base),
+            run.planned.arm.name: read_receipt(run.folder),
+        }
+        there = {name: receipt for name, receipt in receipts.items() if receipt is not None}
+        refuse_other_work(run.planned, base, run.seed, there)
 
     def _job(self, run: Run) -> Job:
         study = self.study

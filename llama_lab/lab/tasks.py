@@ -28,7 +28,7 @@ from llama_lab.lab.timing import time_step
 from llama_lab.model.accounting import cache_bytes
 from llama_lab.model.causality import probe_causality
 from llama_lab.model.settings import SettingError
-from llama_lab.training.trainer_cli import LabCLI
+from llama_lab.training.trainer_cli import LabCLI, quiet
 
 OUTCOME = "outcome.json"
 SAMPLE_TOKENS = 400
@@ -58,6 +58,7 @@ def train(
         arguments = [*arguments, f"--ckpt_path={last}"]
     elif run.exists():  # killed before its first checkpoint: nothing of it can be gone on with
         shutil.rmtree(run)
+    quiet()
     memory = PeakMemory()
     cli = LabCLI("fit", arguments, folder=run)
     cli.fit()
@@ -69,7 +70,7 @@ def train(
         **look_at(last, store, decode, probe),
     }
     text = json.dumps({"end": "finished", "reason": "", **found}, indent=1)
-    write_atomically(run / OUTCOME, lambda file: file.write(text.encode()))
+    write_atomically(run / OUTCOME, text.encode())
     return found
 
 

@@ -56,7 +56,7 @@ class AttentionConfig:
 
     window: int | None = None
     """Tokens that a token sees in windowed layers, itself included: with 4, itself and the 3 before
-    it (Mistral, Gemma 3); null means all up to itself. Below context_length."""
+    it (Mistral, Gemma 3); null means all up to itself. From 2 on, and below context_length."""
 
     window_pattern: str | None = None
     """Which layers are windowed, L (windowed, local) or G (global) for each, from the first layer
@@ -106,6 +106,11 @@ class AttentionConfig:
             refuse_idle(flag, pattern, because="attention.window null leaves every layer global")
             return
         require_whole("model.decoder.attention.window", self.window)
+        require(
+            self.window > 1,
+            "--model.decoder.attention.window 1 leaves a token itself alone to look at, so that "
+            "queries and keys would do nothing: give 2 or more",
+        )
         require(
             pattern is None
             or (isinstance(pattern, str) and set(pattern) <= {"L", "G"} and "L" in pattern),

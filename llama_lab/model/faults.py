@@ -8,7 +8,7 @@ exchanges the :class:`Places` that it is given. No tensor comes or goes, so that
 between a sound decoder and a faulty one.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from llama_lab.model.attention import Attention, ScoredAttention
 from llama_lab.model.block import BLOCKS, Block
-from llama_lab.model.config import DecoderConfig, layer_kinds
+from llama_lab.model.config import DecoderConfig
 from llama_lab.model.decoder import Decoder
 from llama_lab.model.layers import LayerKind
 from llama_lab.model.places import BiasedSight, Mixer, Places, Position, Sight, distances
@@ -203,7 +203,7 @@ def idle_rope(config: DecoderConfig) -> str | None:
     """Why a fault of rope would do nothing, if so."""
     if config.position.kind != "rope":
         return f"position.kind {config.position.kind} rotates nothing"
-    return idle_scores(config, [kind for kind in layer_kinds(config) if kind.has_position])
+    return lone_token(config)
 
 
 def idle_pairing(config: DecoderConfig) -> str | None:
@@ -244,17 +244,14 @@ def idle_scale(config: DecoderConfig) -> str | None:
     """Why scores without their scale would do nothing, if so."""
     if config.head_dim == 1:
         return "attention.head_dim 1 has a root of 1"
-    return idle_scores(config, layer_kinds(config))
+    # Sinks take a share even of a score that stands alone.
+    return None if config.attention.sinks else lone_token(config)
 
 
-def idle_scores(config: DecoderConfig, kinds: Sequence[LayerKind]) -> str | None:
-    """Why the scores of these layers decide nothing, if so: a token that sees itself alone."""
-    if config.attention.sinks:
-        return None  # which take a share even there
+def lone_token(config: DecoderConfig) -> str | None:
+    """Why no score decides anything, if so."""
     if config.context_length == 1:
         return "context_length 1 leaves a token itself alone to look at"
-    if all(kind.window == 1 for kind in kinds):
-        return "attention.window 1 leaves a token itself alone to look at"
     return None
 
 

@@ -205,8 +205,14 @@ class Position(nn.Module):
         return (distance >= 0) & (distance < self.window)
 
 
+# A table of so many places is made at once; it takes 4 MB for heads of width 128. Those of longer
+# contexts grow as texts do: a context of millions would take gigabytes that few texts ask for.
+FIRST_PLACES = 4096
+
+
 class TabledPosition(Position):
-    """A kind that reads a fixed table of the places, which grows with the longest text seen.
+    """A kind that reads a fixed table of the places, which grows with the longest text seen: to
+    twice its size, or to the whole context, if that is enough.
 
     The table is no buffer: a buffer would follow the model into bfloat16, come out of ``meta``
     uninitialised, and be broadcast by DDP in every step. It is a constant, made again on demand.
@@ -224,10 +230,16 @@ class TabledPosition(Position):
 
     def rows(self, past: int, length: int, device: torch.device) -> Tensor:
         """The float32 rows of ``length`` places that follow ``past`` others."""
-        end = past + length
-        if self.table.device != device or self.table.size(-2) < end:
-            self.tabulate(max(end, self.table.size(-2)), device)
+        end, held = past + length, self.table.size(-2)
+        if held < end:
+            held = max(end, min(2 * held, self.context_length))
+        if self.table.device != device or self.table.size(-2) < held:
+            self.tabulate(held, device)
         return self.table[..., past:end, :]
+
+    def begin_table(self) -> None:
+        """Make the first table, on the device that is the default now."""
+        self.tabulate(min(self.context_length, FIRST_PLACES), torch.empty(0).device)
 
     def tabulate(self, n_places: int, device: torch.device) -> None:
         """Make the table of the first ``n_places`` places on ``device``."""
@@ -246,7 +258,7 @@ class TabledPosition(Position):
         super()._apply(fn, recurse)
         target = fn(torch.empty(0, device=self.table.device)).device
         if target != self.table.device:
-            self.tabulate(self.context_length, target)
+            self.tabulate(self.table.size(-2), target)
         return self
 
 

@@ -155,7 +155,7 @@ class SinusoidalPosition(TabledPosition):
     def __init__(self, context_length: int, dim: int) -> None:
         super().__init__(context_length)
         self.dim = dim
-        self.tabulate(context_length, torch.empty(0).device)
+        self.begin_table()
 
     def make(self, places: Tensor) -> Tensor:
         angles = places[:, None] * wave_frequencies(self.dim, 10000.0, places.device)

@@ -80,7 +80,7 @@ class RotaryPosition(TabledPosition):
     Source: Su et al. 2021, arXiv:2104.09864.
 
     Args:
-        context_length: Places that the table begins with.
+        context_length: Places that the model was made for.
         width: R, here all E coordinates of a head.
         theta: Base of the frequencies.
         pairing: Which coordinates turn together.
@@ -106,7 +106,7 @@ class RotaryPosition(TabledPosition):
         self.pairs = ROPE_PAIRINGS[pairing]
         self.scaling = scaling or RopeScaling(RopeScalingConfig(), context_length)
         self.span = self.scaling.span(context_length)
-        self.tabulate(context_length, torch.empty(0).device)
+        self.begin_table()
 
     def make(self, places: Tensor) -> Tensor:
         frequencies = self.scaling.frequencies(self.theta, self.width, self.span, places.device)

@@ -196,6 +196,18 @@ def refuse_contradictions(use: str, record: Record, explicit: Mapping[str, Any])
     raise UserError(f"checkpoint {record.path}: {'; '.join(differing)}; {remedy}")
 
 
+def tried_on(record: Record, explicit: Mapping[str, Any]) -> list[str]:
+    """Settings of the model that scoring takes otherwise than the checkpoint's run had them."""
+    saved = flatten(record.settings)
+    return [
+        f"--{name} {shown(value)} ({shown(saved.get(name))} in training)"
+        for name, value in explicit.items()
+        if name.startswith("model.")
+        and name != "model.compile"
+        and _plain(saved.get(name)) != _plain(value)
+    ]
+
+
 def _decided(use: str, name: str) -> bool:
     if use == "fit":
         return not _under(name, FREE_ON_RESUME)

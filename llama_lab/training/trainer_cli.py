@@ -77,6 +77,7 @@ class LabCLI(LightningCLI):
     def __init__(self, verb: str, args: list[str], folder: Path | None = None) -> None:
         self.verb, self.folder = verb, folder
         self.record: Record | None = None
+        self.tried: list[str] = []
         super().__init__(
             LanguageModel,
             TextDataModule,
@@ -162,6 +163,7 @@ class LabCLI(LightningCLI):
             check_architecture(self.record)
             base |= rules.settings_for(self.verb, self.record)
             rules.refuse_contradictions(self.verb, self.record, explicit)
+            self.tried = rules.tried_on(self.record, explicit)
         elif start := explicit.get("model.init_from"):
             logs = logs_folder(explicit.get("trainer.default_root_dir"))
             self.record = read_record(find_checkpoint(start, logs, flag="--model.init_from"))
@@ -268,7 +270,8 @@ class LabCLI(LightningCLI):
         run = self.trainer.validate if self.verb == "validate" else self.trainer.test
         self._run(run, verbose=False)
         if self.trainer.is_global_zero:
-            print(f"checkpoint {self.ckpt_path}", file=sys.stderr)
+            tried = f", with {', '.join(self.tried)}" if self.tried else ""
+            print(f"checkpoint {self.ckpt_path}{tried}", file=sys.stderr)
             for name, value in self.model.validation.items():
                 print(f"{name} {value!r}", flush=True)
 

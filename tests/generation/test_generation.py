@@ -1,6 +1,10 @@
 """Generation: the window, the cache, spare ids, prompts, text streams and loading."""
 
 import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +22,7 @@ from llama_lab.model.attention import AttentionConfig
 from llama_lab.model.norms import NormConfig
 from llama_lab.model.positions import PositionConfig
 
+ROOT = Path(__file__).parents[2]
 GREEDY = SamplingConfig(temperature=0)
 ARCHITECTURES = {
     "llama": {},
@@ -48,6 +53,30 @@ def run(decoder, prompt, n, *, sampling=GREEDY, seed=0, n_ids=None, stop=None, u
             use_cache=use_cache,
         )
     )
+
+
+@pytest.mark.parametrize("kind", ["rope", "sinusoidal"])
+def test_a_context_of_millions_takes_memory_for_the_text_alone(kind: str) -> None:
+    """In a process of its own, whose memory is limited: tables and cache would take gigabytes."""
+    code = (
+        "import resource, torch; from llama_lab.generation.generate import generate;"
+        "from llama_lab.generation.sampling import SamplingConfig;"
+        "from llama_lab.model.decoder import Decoder, DecoderConfig;"
+        "from llama_lab.model.initialise import initialise;"
+        "sizes = {'dim': 64, 'n_layers': 2, 'vocab_size': 11, 'context_length': 16_000_000};"
+        f"sizes['position'] = {{'kind': {kind!r}}};"
+        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize();"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + (400 << 20),) * 2);"
+        "decoder = Decoder(DecoderConfig.from_dict(sizes)); initialise(decoder, 0);"
+        "setting = {'sampling': SamplingConfig(), 'generator': torch.Generator(), 'n_ids': 11};"
+        "print(*generate(decoder, [1] * 10, max_new_tokens=3, stop=None, **setting))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    assert len(result.stdout.split()) == 3
 
 
 @torch.no_grad()

@@ -200,6 +200,24 @@ def test_windows_are_found_by_layer(family, keys, layers, window) -> None:
     assert parts.get("attention.window") == window
 
 
+@pytest.mark.parametrize(
+    ("family", "keys"),
+    [
+        ("mistral", {}),
+        ("qwen2", {"use_sliding_window": True, "max_window_layers": 3}),
+        ("gemma3_text", {"head_dim": 256}),
+    ],
+)
+def test_a_window_that_shows_a_token_itself_alone_is_refused(family, keys) -> None:
+    with pytest.raises(UserError, match="sliding_window 1: this version's windows show 2"):
+        read(family, **keys, sliding_window=1)
+
+
+def test_a_window_of_one_token_that_no_layer_looks_through_is_none() -> None:
+    unused = {"use_sliding_window": True, "max_window_layers": 4}
+    assert layer_windows(read("qwen2", **unused, sliding_window=1)) == "GGGG"
+
+
 def test_layers_whose_window_has_no_size_are_refused() -> None:
     layers = {"use_sliding_window": True, "layer_types": ["sliding_attention"] * 4}
     with pytest.raises(UserError, match="name a window, and sliding_window is null"):

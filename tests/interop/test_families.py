@@ -126,7 +126,6 @@ CASES = {
                 LOCAL: {"rope_type": "default", "rope_theta": 1e4},
             },
         },
-        (*GEMMA, "feed_forward.kind=geglu_tanh", SCALING),
     ),
     # Ids that its config has by default, and a small vocabulary has not.
     "gpt2-usual-ends": Case("GPT2", {**GPT2, "bos_token_id": 50256, "eos_token_id": 50256}),

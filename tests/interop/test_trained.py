@@ -15,10 +15,13 @@ from llama_lab.generation.generate import load_model, sample_text
 from llama_lab.generation.sampling import SamplingConfig
 from llama_lab.interop.families import GATED, ONE_PLUS_GAIN, PLAIN
 from llama_lab.interop.huggingface import export_checkpoint
+from llama_lab.interop.tokenizer_files import write_tokenizer
 from llama_lab.model.feed_forward import FeedForwardKind
 from tests.interop.conftest import (
+    TEXT,
     load_theirs,
     logits_of,
+    randomised,
     run,
     tensors_of,
 )
@@ -48,7 +51,8 @@ FORMS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "base": ({"position": {"rope_theta": 321.0}, "attention": GQA}, "llama"),
     "eps": ({"norm": {"eps": 0.01}}, "llama"),
-    "qkv bias": ({"attention": {**GQA, "qkv_bias": True}}, "qwen2"),
+    # As qwen2, which has just these biases, transformers would not read it with this tokenizer.
+    "qkv bias": ({"attention": {**GQA, "qkv_bias": True}}, "llama"),
     "head width": (
         {"attention": {**GQA, "head_dim": 12}},
         "llama",
@@ -56,7 +60,7 @@ FORMS: dict[str, tuple[dict[str, Any], str]] = {
     "window": ({"attention": {**GQA, "window": 8}}, "mistral"),
     "window pattern": (
         {"attention": {**GQA, "window": 8, "window_pattern": "GL", "qkv_bias": True}},
-        "qwen2",
+        "smollm3",
     ),
     "head norms": ({"attention": {**GQA, "qk_norm": "head"}}, "qwen3"),
     "reordered": (
@@ -157,11 +161,9 @@ def test_transformers_writes_the_same_text(
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     text = "the  café\n\t日本 😀 <|endoftext|> ran. the dog's"
     text = text if tokenizer == "bpe" else text.replace("'s", "")
-    parts = text.split("<|endoftext|>") if tokenizer == "bpe" else [text]
-    for part in parts:  # there, text that spells the special token is the special token
-        ids = theirs(part)["input_ids"]
-        assert ids == tokenizers[tokenizer].encode(part).tolist()
-        assert theirs.decode(ids) == part
+    ids = theirs(text)["input_ids"]
+    assert ids == tokenizers[tokenizer].encode(text).tolist()
+    assert theirs.decode(ids) == text
     model = load_model(path)
     prompt = "the cat sat"
     ours = sample_text(
@@ -203,6 +205,59 @@ def test_an_export_comes_in_again_with_its_tokenizer(
     torch.testing.assert_close(
         logits_of(after.decoder, tokens), logits_of(before.decoder, tokens), rtol=0, atol=0
     )
+
+
+@pytest.mark.parametrize("tokenizer", ["char", "bpe"])
+@pytest.mark.parametrize(
+    "name", sorted({family: name for name, (_, family) in FORMS.items()}.values())
+)
+def test_every_family_reads_a_text_as_the_model_did(
+    transformers: Any,
+    write_trained: Write,
+    tokenizers: Any,
+    tmp_path: Path,
+    tokenizer: str,
+    name: str,
+) -> None:
+    run("export", write_trained(FORMS[name][0], tokenizer), "--output", tmp_path / "out")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    for text in (TEXT[:80], " \n\t日本  café 😀", "<|endoftext|>", "a </s> <|endoftext|>\n"):
+        ids = theirs(text)["input_ids"]
+        assert ids == tokenizers[tokenizer].encode(text).tolist()
+        assert theirs.decode(ids) == text
+
+
+@pytest.mark.parametrize("tokenizer", ["char", "bpe"])
+def test_biases_that_qwen2_alone_has_go_out_beside_zeros_for_a_tokenizer_of_ours(
+    write_trained: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str], tokenizer: str
+) -> None:
+    path = write_trained({"attention": {**GQA, "qkv_bias": True}}, tokenizer)
+    run("export", path, "--output", tmp_path / "out")
+    assert "llama with output biases of zero" in capsys.readouterr().err
+    tensors = tensors_of(tmp_path / "out")
+    for layer in range(2):
+        attention = f"model.layers.{layer}.self_attn"
+        assert tensors[f"{attention}.q_proj.bias"].any()
+        assert torch.equal(tensors[f"{attention}.o_proj.bias"], torch.zeros(32))
+
+
+def test_a_qwen2_that_came_with_its_tokenizer_goes_out_as_it_came(
+    transformers: Any, tokenizers: Any, tmp_path: Path
+) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    bpe = tokenizers["bpe"]
+    config = transformers.Qwen2Config(**sizes, **heads, vocab_size=bpe.vocab_size)
+    randomised(transformers.AutoModelForCausalLM.from_config(config)).save_pretrained(
+        tmp_path / "in"
+    )
+    write_tokenizer(tmp_path / "in", bpe, 64)
+    run("import", tmp_path / "in", "--output", tmp_path / "a.ckpt")
+    run("export", tmp_path / "a.ckpt", "--output", tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "qwen2"
+    before, after = tensors_of(tmp_path / "in"), tensors_of(tmp_path / "out")
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
 
 
 # ---- files ---------------------------------------------------------------------------------------

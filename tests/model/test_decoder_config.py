@@ -211,6 +211,7 @@ REFUSED = [
         "--model.decoder.position.rope_theta above 1",
     ),
     ({"attention": {"window": 0}}, "attention.window 0", "at least 1"),
+    ({"attention": {"window": 1}}, "attention.window 1", "give 2 or more"),
     ({"attention": {"window": 2.5}}, "attention.window 2.5", "whole number"),
     *(
         (

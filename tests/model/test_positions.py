@@ -8,7 +8,7 @@ from torch import Tensor
 
 from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.model.initialise import initialise
-from llama_lab.model.places import Position
+from llama_lab.model.places import FIRST_PLACES, Position
 from llama_lab.model.positions import POSITIONS, AlibiPosition, SinusoidalPosition
 from llama_lab.model.rope import ROPE_PAIRINGS, RopePairing, RotaryPosition
 from llama_lab.model.settings import SettingError
@@ -109,6 +109,26 @@ def test_angles_are_as_exact_far_away_as_near() -> None:
     table = rope("half").rows(place, 1, CPU)
     angles = torch.tensor(place, dtype=torch.float64) / 10 ** torch.arange(4, dtype=torch.float64)
     assert torch.equal(table[0, 0], torch.cat((angles.cos(), angles.cos())).float())
+
+
+@pytest.mark.parametrize("kind", ["rope", "sinusoidal"])
+def test_tables_grow_by_doubling_up_to_the_context(kind: str) -> None:
+    position = {
+        "rope": lambda: RotaryPosition(10_000, 4, theta=10000.0, pairing="half"),
+        "sinusoidal": lambda: SinusoidalPosition(10_000, 4),
+    }[kind]()
+    sizes = []
+    for n_tokens in (1, FIRST_PLACES + 1, 9000, 10_001):
+        rows = position.rows(0, n_tokens, CPU)
+        exact = position.make(torch.arange(n_tokens, dtype=torch.float64)).float()
+        torch.testing.assert_close(rows, exact, rtol=0, atol=1e-7)
+        sizes.append(position.table.size(-2))
+    assert sizes == [FIRST_PLACES, 2 * FIRST_PLACES, 10_000, 10_001]
+
+
+def test_a_table_moves_with_the_model_and_does_not_grow() -> None:
+    position = RotaryPosition(1 << 24, 4, theta=10000.0, pairing="half").to("meta")
+    assert (position.table.device.type, position.table.size(-2)) == ("meta", FIRST_PLACES)
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,7 @@ def test_scoring_compiles_when_told_to_alone(runs: Lab) -> None:
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_each_kind_of_layer_is_compiled_once_whatever_else_a_run_does(lab: Lab) -> None:
     """Validation with a short last batch, samples and accumulation between the steps."""
     counters.clear()
@@ -172,6 +173,7 @@ def test_each_kind_of_layer_is_compiled_once_whatever_else_a_run_does(lab: Lab) 
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_two_compiled_processes_in_bfloat16_leave_a_checkpoint_for_one_without(lab: Lab) -> None:
     extra = ("--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.precision=bf16-mixed")
     process = start(lab.folder, "fit", *flags(**SETTINGS), ON, *extra)

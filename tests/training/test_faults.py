@@ -46,7 +46,9 @@ def test_a_faulty_model_is_trained_kept_rebuilt_and_told_apart(lab: Lab, fault: 
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_scoring_and_resuming_keep_the_fault_and_refuse_another(lab: Lab, fault: str) -> None:
+def test_scoring_and_resuming_keep_the_fault_and_resuming_refuses_another(
+    lab: Lab, fault: str
+) -> None:
     # A rate that does not fall is the same whatever the budget.
     steady = {**SHORT, "model__fault": fault, "model__schedule__min_lr_ratio": 1.0}
     lab.fit(**{**steady, "trainer__max_steps": 4}, name="whole")
@@ -56,14 +58,26 @@ def test_scoring_and_resuming_keep_the_fault_and_refuse_another(lab: Lab, fault:
     assert outcome.code == 0, outcome.err
     scored = float(outcome.out.split("val_loss ")[1].split()[0])
     assert scored == pytest.approx(float(lab.metrics()[-1]["val_loss"]), rel=1e-5)
-    for verb in ("fit", "validate"):
-        line = lab.refused(verb, "--ckpt_path", last, "--model.fault", "null")
-        assert f"--model.fault is {fault} there and null here" in line
+    line = lab.refused("fit", "--ckpt_path", last, "--model.fault", "null")
+    assert f"--model.fault is {fault} there and null here" in line
     outcome = lab("fit", "--ckpt_path", last, "--trainer.max_steps", "4")
     assert outcome.code == 0, outcome.err
     assert lab.checkpoint()["llama_lab"]["fault"] == fault
     whole = torch.load(lab.run(0, "whole") / "checkpoints" / "last.ckpt", weights_only=True)
     assert equal_weights(lab.checkpoint(), whole)
+
+
+def test_scoring_tries_a_fault_on_sound_weights_and_says_so(lab: Lab) -> None:
+    lab.fit(**SHORT)
+    last = str(lab.run() / "checkpoints" / "last.ckpt")
+    scores = {}
+    for fault in ("null", "kv_tiled"):
+        outcome = lab("validate", "--ckpt_path", last, "--model.fault", fault)
+        assert outcome.code == 0, outcome.err
+        scores[fault] = outcome.out
+    assert scores["null"] == lab("validate", "--ckpt_path", last).out
+    assert scores["kv_tiled"] != scores["null"]
+    assert "with --model.fault kv_tiled (null in training)" in outcome.err
 
 
 def test_a_fault_changes_what_the_same_weights_compute(lab: Lab) -> None:
