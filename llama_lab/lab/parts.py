@@ -384,7 +384,7 @@ PARTS: dict[str, Part] = {
     ),
     "adamw": Part(True, adamw, "One step of the whole model's weights; no backward."),
     "block": Part(True, block, "A whole LLaMA layer; what compiling took is not in the time."),
-    "layernorm-to-rmsnorm": Part(False, norms, "Both fused."),
+    "layernorm-to-rmsnorm": Part(False, norms, "Each in the one call that torch has for it."),
     "learned-to-rope": Part(
         False, positions, "Learned positions are added once a model, rope turns in every layer."
     ),
