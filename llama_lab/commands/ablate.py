@@ -11,7 +11,10 @@ from llama_lab.errors import Stopped, UserError
 from llama_lab.parsing import Parser
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     from llama_lab.lab.estimate import Estimate
+    from llama_lab.lab.part_study import PartStudy
     from llama_lab.lab.results import StudyResult
     from llama_lab.lab.run import StudyRun
 
@@ -19,7 +22,8 @@ DESCRIPTION = (
     "Runs a study: every arm with every seed, on the same work, then compares them and writes "
     "report.html, report.md, results.csv and results.json into logs/studies/NAME. Started again "
     "it keeps what is finished and resumes what is not. Flags of `fit` (--trainer.max_steps 5000, "
-    "--data.corpus FILE, …) override the study's settings for every arm."
+    "--data.corpus FILE, …) override the study's settings for every arm. A study of parts trains "
+    "nothing: it times two writings of each part, such as plain and fused."
 )
 OVERRIDABLE = ("--model.", "--data.", "--trainer.")
 
@@ -38,14 +42,20 @@ def main(argv: list[str], prog: str) -> int:
         if value is not None and value < 1:
             raise UserError(f"--{name} {value}: must be 1 or more")
     require_extra()
+    from llama_lab.lab.part_study import read_part_study
+    from llama_lab.lab.parts import PARTS
     from llama_lab.lab.run import StudyRun
     from llama_lab.lab.study import read_study
     from llama_lab.training.trainer_cli import quiet
 
     quiet()
+    command = " ".join(["llama-lab", "ablate", *map(shlex.quote, argv)])
+    part_study = read_part_study(options.config, tuple(PARTS))
+    if part_study is not None:
+        refuse_for_parts(options, overrides)
+        return measure_parts(part_study, command, options.threads, options.report_only)
     study, _ = read_study(options.config, overrides, options.seeds)
     run = StudyRun(study, logs_folder(None).absolute(), options.jobs, options.threads)
-    command = " ".join(["llama-lab", "ablate", *map(shlex.quote, argv)])
     with run.open():
         return carry_out(run, command, report_only=options.report_only)
 
@@ -120,6 +130,53 @@ def split_overrides(argv: list[str]) -> tuple[list[str], dict[str, Any]]:
             value = pending.pop(0)
         overrides[flag.removeprefix("--")] = yaml.safe_load(value)
     return own, overrides
+
+
+def refuse_for_parts(options: Namespace, overrides: dict[str, Any]) -> None:
+    """Refuse what would do nothing in a study of parts.
+
+    Raises:
+        UserError: It is given.
+    """
+    idle = {f"--{name}": value for name, value in overrides.items()}
+    if options.seeds is not None:
+        idle["--seeds"] = options.seeds
+    if options.jobs != 1:
+        idle["--jobs"] = options.jobs
+    for flag, value in idle.items():
+        raise UserError(
+            f"{flag} {value} would do nothing: a study of parts trains nothing, and times one part "
+            "after the other; leave it out (sizes, turns and precision are set in the study's file)"
+        )
+
+
+def measure_parts(study: PartStudy, command: str, threads: int | None, report_only: bool) -> int:
+    """Time every part, a line each, and report."""
+    from llama_lab.lab.ledger import alone_in
+    from llama_lab.lab.part_report import line, read_part_report, write_part_report
+    from llama_lab.lab.part_run import run_parts
+    from llama_lab.lab.run import default_threads
+    from llama_lab.training.stopping import signals_end_the_command
+
+    folder = logs_folder(None).absolute() / "studies" / study.name
+    if report_only:
+        write_part_report(read_part_report(folder), folder)
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        n_threads = threads or default_threads(1)
+        print(
+            f"study  {study.name}: {len(study.parts)} parts x {len(study.sizes)} sizes, "
+            f"{study.turns} turns, {n_threads} thread(s); {folder}",
+            flush=True,
+        )
+        width = max(map(len, study.parts))
+        with alone_in(folder), signals_end_the_command():
+            report = run_parts(
+                study, command, n_threads, lambda part: print(line(part, width), flush=True)
+            )
+            write_part_report(report, folder)
+    print(f"\nreport: {folder / 'report.html'}", flush=True)
+    return 0
 
 
 def carry_out(run: StudyRun, command: str, *, report_only: bool) -> int:

@@ -74,8 +74,10 @@ class Table:
 class Chart:
     """A drawing; only a page has it, and its caption says what it shows."""
 
-    kind: Literal["forest", "curves", "scores"]
+    kind: Literal["forest", "curves", "scores", "ratios"]
     caption: str
+    of: str = ""
+    """Which of a kind's drawings; the data has them by this name."""
 
 
 @dataclass(frozen=True)

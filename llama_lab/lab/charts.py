@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from llama_lab.lab import tables
+from llama_lab.lab.part_timing import PartResult
 from llama_lab.lab.results import ArmResult, Point, RunResult, StudyResult
 from llama_lab.lab.statistics import band
 
@@ -65,8 +66,25 @@ def forest(result: StudyResult) -> dict[str, Any]:
     return {
         "rows": rows,
         "label": f"difference in {result.measure}",
-        "higher_is_better": result.family["higher_is_better"],
+        "sides": ["worse", "better"] if result.family["higher_is_better"] else ["better", "worse"],
     }
+
+
+def ratio_chart(parts: Sequence[PartResult]) -> dict[str, Any]:
+    """A row for each pair of writings: its median ratio, interval, outcome, and the turns'."""
+    rows = [
+        {
+            "name": part.part,
+            "verdict": part.outcome,
+            "mean": part.ratio,
+            "low": part.low,
+            "high": part.high,
+            "seeds": part.ratios,
+        }
+        for part in parts
+    ]
+    label = "times as fast as the first writing"
+    return {"rows": rows, "label": label, "sides": ["slower", "faster"]}
 
 
 def curves(result: StudyResult) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from functools import singledispatch
 from html import escape as escape_html
 from importlib import resources
+from typing import Any
 
 from llama_lab.errors import UserError
 from llama_lab.lab.blocks import (
@@ -22,8 +23,6 @@ from llama_lab.lab.blocks import (
     Table,
     Verdicts,
 )
-from llama_lab.lab.charts import chart_data
-from llama_lab.lab.results import StudyResult
 from llama_lab.lab.texts import as_json, visible
 
 # A word and a sign each: colour alone says nothing to many readers, and nothing on paper.
@@ -34,8 +33,8 @@ POLICY = (
 )
 
 
-def render_page(title: str, sections: Iterable[Section], result: StudyResult) -> str:
-    """The whole file.
+def render_page(title: str, sections: Iterable[Section], charts: dict[str, Any]) -> str:
+    """The whole file; ``charts`` is what its charts draw, by kind.
 
     Raises:
         UserError: Plotly is not installed.
@@ -64,7 +63,7 @@ def render_page(title: str, sections: Iterable[Section], result: StudyResult) ->
 <main>
 {body}</main>
 <noscript>The charts need JavaScript; results.json has their numbers.</noscript>
-<script type="application/json" id="data">{_as_script_data(chart_data(result))}</script>
+<script type="application/json" id="data">{_as_script_data(charts)}</script>
 <script>{_plotly()}</script>
 <script>
 {_resource("report.js")}</script>
@@ -170,7 +169,8 @@ def _cell(cell: Cell, tag: str, column: int, names: int) -> str:
 def _(block: Chart) -> str:
     caption = escape(block.caption)
     return (
-        f'<figure class="chart" data-chart="{block.kind}"><div class="controls"></div>'
+        f'<figure class="chart" data-chart="{block.kind}" data-of="{escape(block.of)}">'
+        '<div class="controls"></div>'
         f'<div class="plot" role="img" aria-label="{caption}"></div>'
         f"<figcaption>{caption}</figcaption></figure>"
     )

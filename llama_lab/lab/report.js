@@ -10,7 +10,7 @@
   const NARROW = window.matchMedia("(max-width: 40rem)");
   const DARK = window.matchMedia("(prefers-color-scheme: dark)");
   const hidden = new Set();
-  const choice = { axis: "step", measure: data.curves.first, start: false };
+  const choice = { axis: "step", measure: data.curves?.first, start: false };
 
   // The reference is grey; the others take colours, then other dashes. Each has a sign besides.
   let coloured = 0;
@@ -74,10 +74,16 @@
     return Plotly.react(plot, traces, layout({ width: plot.clientWidth, ...more }), buttons);
   };
 
-  function forest(plot) {
-    const { rows, label, higher_is_better: higher } = data.forest;
-    const tone = (row) => style(`--${{ pays: "pays", costs: "costs" }[row.verdict] || "undecided"}`);
-    const symbol = { pays: "circle", costs: "square", undecided: "circle-open", "no verdict": "x-thin-open" };
+  // Differences stand on both sides of 0; ratios of 1, as far from it when halved as when doubled.
+  const DIFFERENCE = { origin: 0, axis: {}, at: (value) => value, label: "+.4f", digits: 4, ticks: "+~g" };
+  const RATIO = { origin: 1, axis: { type: "log", dtick: Math.log10(2) }, at: Math.log10, label: ".2f", digits: 2, ticks: ".3~g" };
+
+  function rows(plot, { rows, label, sides }, scale) {
+    const tones = { pays: "pays", costs: "costs", faster: "pays", slower: "costs" };
+    const tone = (row) => style(`--${tones[row.verdict] || "undecided"}`);
+    const symbol = {
+      pays: "circle", costs: "square", undecided: "circle-open", "no verdict": "x-thin-open", faster: "circle", slower: "square",
+    };
     const at = (i) => rows.length - 1 - i;
     const narrow = NARROW.matches;
     const traces = rows.map((row, i) => ({
@@ -91,13 +97,13 @@
         type: "data", symmetric: false, array: [row.high - row.mean], arrayminus: [row.mean - row.low],
         color: tone(row), thickness: 2.5, width: 5,
       },
-      hovertemplate: `<b>${plain(row.name)}</b>: ${row.verdict}<br>%{x:+.4f}` +
-        (row.low === null ? "" : ` (${row.low.toFixed(4)} to ${row.high.toFixed(4)})`) + "<extra></extra>",
+      hovertemplate: `<b>${plain(row.name)}</b>: ${row.verdict}<br>%{x:${scale.label}}` +
+        (row.low === null ? "" : ` (${row.low.toFixed(scale.digits)} to ${row.high.toFixed(scale.digits)})`) + "<extra></extra>",
     }));
-    const sides = higher ? ["worse", "better"] : ["better", "worse"];
     const note = (more) => ({ showarrow: false, xref: "paper", yref: "paper", y: 1, yanchor: "bottom", ...more });
     const side = (more) => note({ font: { color: style("--quiet") }, ...more });
-    const values = [0, ...rows.flatMap((row) => [row.mean, row.low, row.high, ...row.seeds])].filter((v) => v !== null);
+    const values = [scale.origin, ...rows.flatMap((row) => [row.mean, row.low, row.high, ...row.seeds])]
+      .filter((v) => v !== null).map(scale.at);
     const low = Math.min(...values), high = Math.max(...values), room = 0.08 * (high - low) || 0.01;
     const names = narrow ? rows.map((row, i) => note({
       x: 0, xanchor: "left", y: at(i) + 0.22, yref: "y", align: "left", font: { size: 13 },
@@ -106,13 +112,13 @@
     draw(plot, traces, {
       height: 110 + rows.length * (narrow ? 76 : 58),
       margin: { l: narrow ? 12 : 56, r: 16, t: 34, b: 48 },
-      xaxis: axis({ title: { text: plain(label) }, nticks: narrow ? 5 : 9, tickformat: "+~g", range: [low - room, high + room] }),
+      xaxis: axis({ title: { text: plain(label) }, nticks: narrow ? 5 : 9, tickformat: scale.ticks, range: [low - room, high + room], ...scale.axis }),
       yaxis: axis({
         range: [-0.7, rows.length - 0.3], showgrid: false, fixedrange: true, showticklabels: !narrow,
         tickvals: rows.map((_, i) => at(i)), tickfont: { size: 13 },
         ticktext: rows.map((row) => `<b>${wrapped(row.name, 32)}</b><br>${row.verdict}`),
       }),
-      shapes: [{ type: "line", x0: 0, x1: 0, yref: "paper", y0: 0, y1: 1, line: { color: style("--quiet"), width: 1.5 } }],
+      shapes: [{ type: "line", x0: scale.origin, x1: scale.origin, yref: "paper", y0: 0, y1: 1, line: { color: style("--quiet"), width: 1.5 } }],
       annotations: [
         side({ x: 0, xanchor: "left", text: `← ${sides[0]}` }), side({ x: 1, xanchor: "right", text: `${sides[1]} →` }),
         ...names,
@@ -200,11 +206,15 @@
     });
   }
 
-  const CHARTS = { forest, curves, scores };
+  const CHARTS = {
+    curves, scores,
+    forest: (plot) => rows(plot, data.forest, DIFFERENCE),
+    ratios: (plot, of) => rows(plot, data.ratios[of], RATIO),
+  };
   const figures = [...document.querySelectorAll(".chart")].map((figure) => ({
-    kind: figure.dataset.chart, plot: figure.querySelector(".plot"), controls: figure.querySelector(".controls"),
+    kind: figure.dataset.chart, of: figure.dataset.of, plot: figure.querySelector(".plot"), controls: figure.querySelector(".controls"),
   }));
-  const redraw = () => figures.forEach(({ kind, plot }) => CHARTS[kind](plot));
+  const redraw = () => figures.forEach(({ kind, plot, of }) => CHARTS[kind](plot, of));
 
   function element(tag, properties, ...children) {
     const made = Object.assign(document.createElement(tag), properties);
@@ -260,7 +270,7 @@
       controls.append(radios("Over", "axis", data.axes), radios("Show", "measure", data.curves.measures),
         element("fieldset", {}, element("label", {}, input, "from the first step")));
     }
-    if (kind !== "forest") controls.append(legend());
+    if (kind === "curves" || kind === "scores") controls.append(legend());
   }
   press();
   redraw();

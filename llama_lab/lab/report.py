@@ -6,12 +6,14 @@ import csv
 import dataclasses
 import io
 import math
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from llama_lab.files import write_atomically
 from llama_lab.lab import tables
+from llama_lab.lab.charts import chart_data
 from llama_lab.lab.contents import sections
 from llama_lab.lab.markdown import render_markdown
 from llama_lab.lab.pages import render_page
@@ -36,11 +38,20 @@ def write_reports(result: StudyResult, folder: Path) -> None:
     contents = sections(result)
     title = f"Study {result.name}"
     texts = {
-        "report.html": render_page(title, contents, result),
+        "report.html": render_page(title, contents, chart_data(result)),
         "report.md": render_markdown(title, contents),
         "results.csv": as_csv(result),
         "results.json": as_json(dataclasses.asdict(result), indent=2) + "\n",
     }
+    write_texts(texts, folder)
+
+
+def write_texts(texts: Mapping[str, str], folder: Path) -> None:
+    """Write files by name, each whole or not at all.
+
+    Raises:
+        RunError: The disk is full or refuses.
+    """
     for name, text in texts.items():
         # Only a lone surrogate is not UTF-8, and its escape is what JSON has for it.
         data = text.encode("utf-8", "backslashreplace")

@@ -29,6 +29,9 @@ EXACT_SEEDS = 20
 """Up to so many seeds all sign patterns are counted; beyond, so many are drawn:"""
 SIGN_DRAWS = 100_000
 
+FEWEST_TURNS = 6
+"""Below so many values, not even from the least to the greatest is a 95 % interval of a median."""
+
 # Values that are equal but for rounding differ by an eps of the larger one, their spread by less
 # than three: a spread below four is none.
 ROUNDING = 4 * np.finfo(np.float64).eps
@@ -303,3 +306,17 @@ def band(values: ArrayLike) -> Band:
         tuple((curves.mean(0) - half_width).tolist()),
         tuple((curves.mean(0) + half_width).tolist()),
     )
+
+
+def median_interval(values: ArrayLike, level: float = ALPHA) -> tuple[float, float] | None:
+    """An interval of the median of what ``values`` [n] are drawn from, whatever its distribution.
+
+    From the k-th least to the k-th greatest value, for the greatest k at which it covers with
+    probability 1 - 2 P(Bin(n, 1/2) < k) ≥ 1 - ``level`` (the sign test's interval). None where no
+    k does.
+    """
+    ordered = np.sort(np.asarray(values, dtype=np.float64))
+    n = len(ordered)
+    covers = [2 * special.bdtr(k - 1, n, 0.5) <= level for k in range(1, n // 2 + 1)]
+    k = sum(covers)
+    return (float(ordered[k - 1]), float(ordered[n - k])) if k else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -74,8 +75,11 @@ class Receipt(Callback):
             "fault": module.fault,
             "compile": {**dataclasses.asdict(module.compilation), "steps": run.compiled_steps},
             "config": self.config,
-            "device": describe_device(trainer),
-            "versions": {"python": platform.python_version(), **_versions()},
+            "device": {
+                **describe_device(trainer.strategy.root_device, str(trainer.precision)),
+                "processes": trainer.world_size,
+            },
+            "versions": versions(),
         }
         self._save(module)
 
@@ -105,23 +109,28 @@ def _write_json(path: Path, contents: dict[str, Any]) -> None:
     write_atomically(path, text.encode())
 
 
-def describe_device(trainer: Trainer) -> dict[str, Any]:
-    """What the run computes on."""
-    device = trainer.strategy.root_device
-    name = (
-        torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else platform.processor() or platform.machine()
-    )
+def describe_device(device: torch.device, precision: str) -> dict[str, Any]:
+    """What is computed on."""
     return {
         "kind": device.type,
-        "name": name,
-        "processes": trainer.world_size,
+        "name": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
         "threads": torch.get_num_threads(),
-        "precision": str(trainer.precision),
+        "precision": precision,
         "system": platform.platform(),
     }
 
 
-def _versions() -> dict[str, str]:
-    return {name.replace("-", "_"): version(name) for name in PACKAGES}
+def processor() -> str:
+    """The CPU's name; Python knows it on few systems."""
+    with contextlib.suppress(OSError):  # Linux alone has the file
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            key, _, name = line.partition(":")
+            if key.strip() == "model name":
+                return name.strip()
+    return platform.processor() or platform.machine()
+
+
+def versions() -> dict[str, str]:
+    """Python's, and those of the packages that decide about numbers."""
+    installed = {name.replace("-", "_"): version(name) for name in PACKAGES}
+    return {"python": platform.python_version(), **installed}

@@ -14,6 +14,7 @@ from scipy import stats
 from llama_lab.lab.statistics import (
     ALPHA,
     EXACT_SEEDS,
+    FEWEST_TURNS,
     MOST_SEEDS,
     SIGN_DRAWS,
     band,
@@ -21,6 +22,7 @@ from llama_lab.lab.statistics import (
     decide,
     holm,
     look_levels,
+    median_interval,
     paired_t,
     seeds_to_decide,
     sign_flip_p,
@@ -274,3 +276,22 @@ def test_one_curve_has_no_band() -> None:
 def test_a_band_of_no_finite_curves_is_refused(values: list) -> None:
     with pytest.raises(ValueError, match="finite curves"):
         band(values)
+
+
+@pytest.mark.parametrize("n", [6, 9, 21, 40])
+def test_the_interval_of_a_median_is_what_scipy_finds(n: int) -> None:
+    values = np.random.default_rng(n).lognormal(size=n)
+    low, high = median_interval(values) or (math.nan, math.nan)
+    # What the sign test does not reject: within the interval, and nowhere outside of it.
+    for place, is_kept in (
+        (low * (1 - 1e-9), False), (low * (1 + 1e-9), True),
+        (high * (1 - 1e-9), True), (high * (1 + 1e-9), False),
+    ):  # fmt: skip
+        p = stats.binomtest(int((values < place).sum()), n, 0.5).pvalue
+        assert bool(p > ALPHA) is is_kept
+
+
+def test_too_few_values_bound_no_median() -> None:
+    values = np.arange(FEWEST_TURNS, dtype=float)
+    assert median_interval(values) == (0, FEWEST_TURNS - 1)
+    assert median_interval(values[1:]) is None

@@ -1,0 +1,62 @@
+"""A study of parts, from its file to its results."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from llama_lab.lab.part_report import PartReport
+from llama_lab.lab.part_study import PartStudy
+from llama_lab.lab.part_timing import PartResult, time_parts
+from llama_lab.training.receipts import describe_device, versions
+
+
+def run_parts(
+    study: PartStudy, command: str, threads: int, told: Callable[[PartResult], None]
+) -> PartReport:
+    """Time every part at every size.
+
+    Args:
+        study: What its file says.
+        command: What runs it again.
+        threads: To compute on, on the CPU.
+        told: Is called with each part as soon as it is timed.
+
+    Raises:
+        RunError: Two writings that must compute the same do not.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    parts = []
+    with computing_on(threads):
+        machine = describe_device(device, study.precision)
+        for part in time_parts(study, device):
+            told(part)
+            parts.append(part)
+    return PartReport(
+        name=study.name,
+        description=study.description,
+        expectation=study.expectation,
+        sizes={name: dataclasses.asdict(sizes) for name, sizes in study.sizes.items()},
+        turns=study.turns,
+        seconds=study.seconds,
+        backward=study.backward,
+        parts=parts,
+        threads=threads,
+        device=machine,
+        versions=versions(),
+        command=command,
+    )
+
+
+@contextmanager
+def computing_on(threads: int) -> Iterator[None]:
+    """Torch on so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
