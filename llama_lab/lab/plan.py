@@ -267,6 +267,8 @@ def match_time(
 ) -> PlannedArm:
     """As many steps as take the base's time, by the timing at the study's first start."""
     here, there = times[planned.arm.name], times[base.arm.name]
+    if not here or not there:  # one could not be timed, nor can it be trained: its runs will tell
+        return planned
     steps = max(1, round(base.steps * there / here))
     if steps == planned.steps:
         return planned

@@ -193,11 +193,12 @@ class StudyRun:
                 continue
             then = run.planned.comparable(receipt["config"])
             now = run.planned.settings
-            differing = [key for key in sorted(now) if then.get(key) != now[key]]
+            # What a run of an older version does not name, it had not.
+            differing = [key for key in sorted(now) if key in then and then[key] != now[key]]
             if differing:
                 key = differing[0]
                 raise RunError(
-                    f"{run.folder}: it was trained with {key} {then.get(key)}, the study says "
+                    f"{run.folder}: it was trained with {key} {then[key]}, the study says "
                     f"{now[key]} now; give the changed study another name (`name:` in its file), "
                     "or delete the folder"
                 )

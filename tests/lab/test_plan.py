@@ -131,6 +131,11 @@ def test_time_is_matched_by_steps() -> None:
     assert "8 steps of 30.0 ms instead of 12" in arms["slow"].matched
 
 
+def test_an_arm_that_could_not_be_timed_keeps_its_steps() -> None:
+    arms = planned({"base": 0.02, "huge": 0.0}, match="time", arms={"huge": {}})
+    assert (arms["huge"].steps, arms["huge"].matched) == (12, "")
+
+
 def test_an_arm_as_a_whole_config_is_that_config_under_the_study_settings() -> None:
     arms = planned(base="transformer-2017.yaml", arms={"modern": {"config": "llama.yaml"}})
     assert arms["base"].decoder.norm.placement == "post"
