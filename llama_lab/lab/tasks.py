@@ -28,10 +28,10 @@ from llama_lab.lab.timing import time_step
 from llama_lab.model.accounting import cache_bytes
 from llama_lab.model.causality import probe_causality
 from llama_lab.model.settings import SettingError
+from llama_lab.training.callbacks import SAMPLE_TOKENS
 from llama_lab.training.trainer_cli import LabCLI, quiet
 
 OUTCOME = "outcome.json"
-SAMPLE_TOKENS = 400
 # Of a longer training text the samples are compared with this much, from its beginning.
 LONGEST_TEXT_TOKENS = 20_000_000
 
@@ -67,7 +67,9 @@ def train(
     found: dict[str, Any] = {
         "peak_bytes": peak,
         "scores": [score(last, name, changes) for name, changes in scores.items()],
-        **look_at(last, store, decode, probe),
+        # The run wrote one at its last validation, unless it was at its end already.
+        **read_sample(cli.samples.text or sample(last), store),
+        **look_at(last, decode, probe),
     }
     text = json.dumps({"end": "finished", "reason": "", **found}, indent=1)
     write_atomically(run / OUTCOME, text.encode())
@@ -87,26 +89,33 @@ def score(checkpoint: Path, name: str, changes: Mapping[str, Any]) -> dict[str, 
     return {**found, **{key: values[key] for key in ("val_loss", "val_bits_per_byte")}}
 
 
-def look_at(
-    checkpoint: Path, store: TokenStore, decode: Mapping[str, int] | None, probe: bool
-) -> dict[str, Any]:
-    """A sample, what of it stands in the training text, and what else is asked for."""
+def sample(checkpoint: Path) -> str:
+    """A text of the weights, as the run itself writes one at a validation."""
     model = load_model(checkpoint)
-    seed = int(read_record(checkpoint).config["seed_everything"])
-    sample = sample_text(
+    return sample_text(
         model.decoder,
         model.tokenizer,
-        prompt=None,
+        prompt="",
         max_new_tokens=SAMPLE_TOKENS,
         sampling=SamplingConfig(),
-        seed=seed,
+        seed=int(read_record(checkpoint).config["seed_everything"]),
     )
-    text = store.tokenizer.decode(store.train[:LONGEST_TEXT_TOKENS].tolist())
+
+
+def read_sample(text: str, store: TokenStore) -> dict[str, Any]:
+    """A sample, and the longest passage of it that stands in the training text."""
+    read = store.tokenizer.decode(store.train[:LONGEST_TEXT_TOKENS].tolist())
+    return {"sample": text, "passage": longest_shared(text, read)}
+
+
+def look_at(checkpoint: Path, decode: Mapping[str, int] | None, probe: bool) -> dict[str, Any]:
+    """What else a study asks of the last weights."""
+    if decode is None and not probe:
+        return {"causal": None, "decoding": None}
+    decoder = load_model(checkpoint).decoder
     return {
-        "sample": sample,
-        "passage": longest_shared(sample, text),
-        "causal": probe_causality(model.decoder).causal if probe else None,
-        "decoding": None if decode is None else time_decoding(model.decoder, **decode),
+        "causal": probe_causality(decoder).causal if probe else None,
+        "decoding": None if decode is None else time_decoding(decoder, **decode),
     }
 
 
