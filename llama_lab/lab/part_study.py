@@ -13,7 +13,7 @@ from typing import Any, get_args
 from llama_lab.configs import check_run_name, find_study, nearest, read_yaml
 from llama_lab.errors import UserError
 from llama_lab.lab.statistics import FEWEST_TURNS
-from llama_lab.lab.study import choice, one_text, refuse_unknown, require
+from llama_lab.lab.study import choice, is_whole, one_text, refuse_unknown, require
 from llama_lab.model.attention import AttentionConfig
 from llama_lab.model.config import DecoderConfig
 from llama_lab.model.feed_forward import FeedForwardConfig
@@ -106,7 +106,7 @@ def parse_part_study(stem: str, content: Mapping[str, Any], known: tuple[str, ..
     turns, seconds = content.get("turns", 21), content.get("seconds", 0.02)
     backward = content.get("backward", True)
     remedy = f"give a whole number from {FEWEST_TURNS}: fewer turns bound no 95 % interval"
-    require(_is_whole(turns) and turns >= FEWEST_TURNS, "turns", turns, remedy)
+    require(is_whole(turns) and turns >= FEWEST_TURNS, "turns", turns, remedy)
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     require(is_number and 0 < seconds <= 60, "seconds", seconds, "give a number above 0, up to 60")
     require(isinstance(backward, bool), "backward", backward, "give true or false")
@@ -152,7 +152,7 @@ def _sizes(name: str, value: Any) -> Sizes:
     for field in fields(Sizes):
         given = value.get(field.name, field.default)
         require(given is not MISSING, f"{where}.{field.name}", None, "it is missing; give it")
-        fits = _is_whole(given) and given >= 1
+        fits = is_whole(given) and given >= 1
         require(fits, f"{where}.{field.name}", given, "give a whole number of at least 1")
     sizes = Sizes(**value)
     even = sizes.hidden_dim % 2 == 0
@@ -163,7 +163,3 @@ def _sizes(name: str, value: Any) -> Sizes:
     except SettingError as error:
         raise UserError(f"study: {where}: {error}") from error
     return sizes
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

@@ -162,11 +162,27 @@ def plan_study(
     base = next(planned for planned in arms if planned.arm is study.reference_arm)
     for planned in arms:
         refuse_unfair(planned, base, study)
+        refuse_out_of_reach(planned, study)
     times = seconds_per_step(arms) if study.match == "time" else {}
     return [
         planned if planned is base else MATCHES[study.match](resolver, planned, base, times)
         for planned in arms
     ]
+
+
+def refuse_out_of_reach(planned: PlannedArm, study: Study) -> None:
+    """Refuse to time generation behind more tokens than a model sees: it would drop the oldest.
+
+    Raises:
+        UserError: It names both.
+    """
+    decode, reach = study.decode, planned.decoder.context_length
+    if decode is not None and decode.context + decode.tokens > reach:
+        raise UserError(
+            f"study: decode: {decode.context} + {decode.tokens} tokens are more than arm "
+            f"{planned.arm.name}'s model.decoder.context_length {reach}; raise that (with "
+            "data.context_length for the training), or decode fewer"
+        )
 
 
 def refuse_unfair(planned: PlannedArm, base: PlannedArm, study: Study) -> None:

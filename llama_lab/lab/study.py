@@ -102,7 +102,7 @@ def read_study(
     content = read_yaml(path)
     if seeds is not None:
         content["seeds"] = seeds
-    content["settings"] = {**flat(content.get("settings", {}), "settings"), **(overrides or {})}
+    content["settings"] = {**flat(group(content, "settings"), "settings"), **(overrides or {})}
     return parse_study(path.stem, content), path
 
 
@@ -123,9 +123,15 @@ def parse_study(stem: str, content: Mapping[str, Any]) -> Study:
     require(isinstance(content.get("base"), str), "base", content.get("base"), "name a config")
     seeds = whole_numbers(content.get("seeds"), "seeds")
     require(bool(seeds), "seeds", content.get("seeds"), "give at least one, such as [0, 1, 2]")
-    tune = content.get("tune") or {}
-    tune = {key: as_list(values, f"tune.{key}") for key, values in flat(tune, "tune").items()}
+    tune = {
+        key: as_list(values, f"tune.{key}")
+        for key, values in flat(group(content, "tune"), "tune").items()
+    }
     tune_seeds = whole_numbers(content.get("tune_seeds") or [], "tune_seeds")
+    require(
+        bool(tune) or not tune_seeds, "tune_seeds", list(tune_seeds),
+        "it would do nothing: nothing is tuned; give tune, or leave it out",
+    )  # fmt: skip
     if tune and not tune_seeds:
         tune_seeds = (max(seeds) + 1000,)
     require(
@@ -137,7 +143,8 @@ def parse_study(stem: str, content: Mapping[str, Any]) -> Study:
         all(look >= 2 for look in looks) and sorted(set(looks)) == list(looks),
         "looks", list(looks), "numbers of seeds in rising order, from 2",
     )  # fmt: skip
-    decode = content.get("decode")
+    decode, probe = content.get("decode"), content.get("probe", False)
+    require(isinstance(probe, bool), "probe", probe, "give true or false")
     return Study(
         name=name,
         base=content["base"],
@@ -145,7 +152,7 @@ def parse_study(stem: str, content: Mapping[str, Any]) -> Study:
         seeds=seeds,
         description=one_text(content, "description"),
         expectation=one_text(content, "expectation"),
-        settings=flat(content.get("settings") or {}, "settings"),
+        settings=flat(group(content, "settings"), "settings"),
         measure=choice(content, "measure", Measure, "val_bits_per_byte"),
         when=choice(content, "when", When, "best"),
         match=choice(content, "match", Match, "none"),
@@ -155,10 +162,10 @@ def parse_study(stem: str, content: Mapping[str, Any]) -> Study:
         differ=_differ(content),
         scores={
             str(key): flat(changes or {}, f"scores.{key}")
-            for key, changes in (content.get("scores") or {}).items()
+            for key, changes in group(content, "scores").items()
         },
         decode=None if decode is None else _decode(decode),
-        probe=bool(content.get("probe", False)),
+        probe=probe,
     )
 
 
@@ -172,7 +179,7 @@ def _arms(content: Mapping[str, Any]) -> list[Arm]:
         if shorthand in content:
             changes = _named_changes(content[shorthand], shorthand)
             arms += EXPANSIONS[shorthand](changes)
-    for name, changes in (content.get("arms") or {}).items():
+    for name, changes in group(content, "arms").items():
         arms.append(_written_out(check_run_name(str(name)), changes or {}))
     for arm in arms[1:]:
         if arm.name == "base":  # written out to give the base a name or a config of its own
@@ -301,6 +308,14 @@ def require(condition: bool, key: str, value: Any, remedy: str) -> None:
         raise UserError(f"study: {key} {value!r}: {remedy}")
 
 
+def group(content: Mapping[str, Any], key: str) -> Mapping[Any, Any]:
+    """What stands under a key that holds `name: value` lines; nothing where it is absent."""
+    value = content.get(key)
+    value = {} if value is None else value
+    require(isinstance(value, Mapping), key, value, "give `name: value` lines")
+    return value
+
+
 def refuse_unknown(content: Mapping[str, Any], known: Iterable[str], where: str) -> None:
     """Refuse a misspelt key."""
     for key in content:
@@ -310,13 +325,16 @@ def refuse_unknown(content: Mapping[str, Any], known: Iterable[str], where: str)
             raise UserError(f"{where}: no setting {key!r}; {hint}")
 
 
+def is_whole(value: Any) -> bool:
+    """Whether YAML gave a whole number: true and false are none."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def whole_numbers(value: Any, key: str) -> tuple[int, ...]:
     """Distinct whole numbers from 0; a single number n stands for 0 … n - 1."""
-    if isinstance(value, int) and not isinstance(value, bool):
+    if is_whole(value):
         value = list(range(value))
-    fits = isinstance(value, list) and all(
-        isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 2**32 for n in value
-    )
+    fits = isinstance(value, list) and all(is_whole(n) and 0 <= n < 2**32 for n in value)
     require(fits, key, value, "give a list of whole numbers, or how many")
     require(len(set(value)) == len(value), key, value, "a number is there twice")
     return tuple(value)
@@ -356,5 +374,6 @@ def _decode(value: Any) -> Decode:
     require(isinstance(value, Mapping), "decode", value, "give context and tokens")
     refuse_unknown(value, ("context", "tokens"), "study: decode")
     decode = Decode(context=value.get("context", 0), tokens=value.get("tokens", 64))
-    require(decode.context > 0 < decode.tokens, "decode", dict(value), "give numbers above 0")
+    fits = all(is_whole(n) and n > 0 for n in (decode.context, decode.tokens))
+    require(fits, "decode", dict(value), "give whole numbers above 0")
     return decode

@@ -75,6 +75,13 @@ def test_an_arm_that_would_do_other_work_is_refused_before_anything_runs(
     assert words in str(refusal.value)
 
 
+def test_generation_is_not_timed_behind_more_than_a_model_sees() -> None:
+    words = r"decode: 12 \+ 5 tokens are more than arm base's model.decoder.context_length 16"
+    with pytest.raises(UserError, match=words):
+        planned(arms={"other": {}}, decode={"context": 12, "tokens": 5})
+    assert planned(arms={"other": {}}, decode={"context": 12, "tokens": 4})
+
+
 def test_what_differs_on_purpose_is_let_pass() -> None:
     arms = planned(
         differ=["batch", "context", "tokenizer"],

@@ -107,6 +107,11 @@ def test_trials_are_every_combination_of_values_on_seeds_that_the_result_does_no
         ({"arms": {"a": {}}, "differ": ["context"], "measure": "val_loss"}, "bits per byte"),
         ({"arms": {"a": {}}, "decode": {"contxt": 3}}, "did you mean context"),
         ({"arms": {"a": {}}, "base": 3}, "name a config"),
+        ({"arms": ["a"]}, "give `name: value` lines"),
+        ({"arms": {"a": {}}, "scores": 3}, "give `name: value` lines"),
+        ({"arms": {"a": {}}, "decode": {"context": "long"}}, "whole numbers above 0"),
+        ({"arms": {"a": {}}, "probe": "no"}, "true or false"),
+        ({"arms": {"a": {}}, "tune_seeds": [7]}, "would do nothing"),
         ({"arms": {"plus-rope": {}}, "add_one": CHANGES}, "two arms have this name"),
     ],
 )
