@@ -28,7 +28,7 @@ def conclude(run: StudyRun, command: str) -> StudyResult:
         RunError: Two runs did not do the same work.
     """
     for one in run.runs():  # before any loss is looked at
-        run.refuse_other_work(one)
+        run.check_work(one)
     by_arm = results_of(run)
     family = family_of(run, by_arm)
     arms = {planned.arm.name: planned for planned in run.arms}

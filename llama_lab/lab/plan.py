@@ -9,6 +9,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -66,17 +67,17 @@ class PlannedArm:
         """A run's settings, nested as in its receipt, as :attr:`settings` has them."""
         return {k: v for k, v in flatten(config).items() if k not in OF_THE_STUDY}
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         """Of the whole model, tied tensors once."""
         return parameters_of(on_meta(self.decoder)).total
 
-    @property
+    @cached_property
     def flops_per_token(self) -> int:
         """Training, at the arm's context."""
         return flops_per_token(on_meta(self.decoder), self.context).training
 
-    @property
+    @cached_property
     def cache_bytes_per_token(self) -> int:
         """Keys and values of one position in 16 bits."""
         import torch

@@ -151,11 +151,11 @@ class StudyRun:
                 if answer["end"] != "finished":  # those wrote their own
                     write_outcome(run.folder, answer)
                 progress.ended(run, answer)
-                self.refuse_other_work(run)
+                self.check_work(run)
 
             pool.run(jobs, keep, progress.update)
 
-    def refuse_other_work(self, run: Run) -> None:
+    def check_work(self, run: Run) -> None:
         """Hold a finished run's receipt against the plan and against the base's of its seed.
 
         Raises:
@@ -209,15 +209,12 @@ class StudyRun:
         """Give every arm its own best values, from equally many trials on seeds of their own."""
         study = self.study
         trials = [
-            Run(
-                self.resolver.plan(planned.arm, {**planned.extra, **values}, planned.matched),
-                seed,
-                self.folder / "tuning" / f"{planned.arm.name}.{number}" / f"seed_{seed}",
-            )
+            Run(trial, seed, self.folder / "tuning" / f"{trial.arm.name}.{number}" / f"seed_{seed}")
             for planned in self.arms
-            for number, values in enumerate(study.trials())
-            for seed in study.tune_seeds
             if planned.arm.name not in self.ledger.tuned
+            for number, values in enumerate(study.trials())
+            for trial in [self._with(planned, values)]
+            for seed in study.tune_seeds
         ]
         self.train(pool, trials, "tuning")
         for planned in self.arms:
@@ -251,12 +248,12 @@ class StudyRun:
         return {"chosen": values[min(means)[1]], "trials": rows}
 
     def _with_tuned(self, planned: PlannedArm) -> PlannedArm:
-        chosen: Mapping[str, Any] | None = self.ledger.tuned.get(planned.arm.name)
-        if not self.study.tune or chosen is None:
-            return planned
-        return self.resolver.plan(
-            planned.arm, {**planned.extra, **chosen["chosen"]}, planned.matched
-        )
+        tuned = self.ledger.tuned.get(planned.arm.name)
+        return self._with(planned, tuned["chosen"]) if self.study.tune and tuned else planned
+
+    def _with(self, planned: PlannedArm, values: Mapping[str, Any]) -> PlannedArm:
+        """The arm with these values on top."""
+        return self.resolver.plan(planned.arm, {**planned.extra, **values}, planned.matched)
 
 
 def default_threads(jobs: int) -> int:

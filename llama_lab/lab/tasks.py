@@ -63,7 +63,8 @@ def train(
     cli = LabCLI("fit", arguments, folder=run)
     cli.fit()
     peak = memory.read()
-    store = open_store(prepare_store(cli.datamodule.request))
+    # Open since the training; a run that was at its end already never opened it.
+    store = cli.datamodule.store or open_store(prepare_store(cli.datamodule.request))
     found: dict[str, Any] = {
         "peak_bytes": peak,
         "scores": [score(last, name, changes) for name, changes in scores.items()],

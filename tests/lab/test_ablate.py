@@ -9,7 +9,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
@@ -25,7 +24,7 @@ pytest.importorskip("plotly", reason="the report of a study needs the extra `lab
 
 from llama_lab.cli import main
 from llama_lab.lab.study import nested
-from tests.training.conftest import TEXT, equal_weights
+from tests.training.conftest import TEXT, TINY, equal_weights, start
 
 STUDY: dict[str, Any] = {
     "base": "llama.yaml",
@@ -33,17 +32,8 @@ STUDY: dict[str, Any] = {
     "probe": True,
     "settings": nested(
         {
-            "model.decoder.dim": 16,
-            "model.decoder.n_layers": 2,
-            "model.decoder.context_length": 16,
+            **{key: value for key, value in TINY.items() if "." in key},
             "model.decoder.dropout": 0.1,
-            "model.schedule.warmup_steps": 3,
-            "data.corpus": "text.txt",
-            "data.batch_size": 8,
-            "trainer.accelerator": "cpu",
-            "trainer.max_steps": 12,
-            "trainer.val_check_interval": 5,
-            "trainer.log_every_n_steps": 1,
         }
     ),
     "arms": {
@@ -60,18 +50,6 @@ def write(folder: Path, **content: Any) -> None:
     """``trial.yaml`` and its text."""
     (folder / "text.txt").write_text(TEXT)
     (folder / "trial.yaml").write_text(yaml.safe_dump({**STUDY, **content}))
-
-
-def start(folder: Path, *argv: str) -> subprocess.Popen[str]:
-    """``llama-lab`` in a process of its own, on one thread."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "llama_lab", *argv],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 def call(folder: Path, *argv: str, code: int = 0) -> str:
