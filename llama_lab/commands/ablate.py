@@ -152,13 +152,14 @@ def refuse_for_parts(options: Namespace, overrides: dict[str, Any]) -> None:
 
 def measure_parts(study: PartStudy, command: str, threads: int | None, report_only: bool) -> int:
     """Time every part, a line each, and report."""
-    from llama_lab.lab.ledger import alone_in
+    from llama_lab.lab.ledger import alone_in, refuse_trained
     from llama_lab.lab.part_report import line, read_part_report, write_part_report
     from llama_lab.lab.part_run import run_parts
     from llama_lab.lab.run import default_threads
     from llama_lab.training.stopping import signals_end_the_command
 
     folder = logs_folder(None).absolute() / "studies" / study.name
+    refuse_trained(folder)
     if report_only:
         write_part_report(read_part_report(folder), folder)
     else:

@@ -18,6 +18,7 @@ from llama_lab.errors import UserError
 from llama_lab.files import write_atomically
 
 LEDGER = "study.json"
+RESULTS = "results.json"
 SECONDS_FOR_OLD_WORKERS = 120.0
 
 
@@ -44,6 +45,8 @@ class Ledger:
         """The ledger in a folder, or a new one with so many threads."""
         path = folder / LEDGER
         if not path.is_file():
+            if (folder / RESULTS).exists():
+                raise UserError(f"{folder}: holds a study of parts; give this study another name")
             return cls(folder, threads)
         try:
             return cls(folder, **json.loads(path.read_text(encoding="utf-8")))
@@ -63,6 +66,18 @@ class Ledger:
         }
         text = json.dumps(contents, indent=2) + "\n"
         write_atomically(self.folder / LEDGER, text.encode())
+
+
+def refuse_trained(folder: Path) -> None:
+    """Refuse to write a study of parts over one that has trained.
+
+    Raises:
+        UserError: The folder has a ledger.
+    """
+    if (folder / LEDGER).exists():
+        raise UserError(
+            f"{folder}: holds a study that trains; give this study of parts another name"
+        )
 
 
 @contextlib.contextmanager

@@ -27,11 +27,13 @@ from llama_lab.training.trainer_cli import LabCLI
 
 # What the study decides for every run.
 OF_THE_STUDY = ("name", "seed_everything", "ckpt_path", "trainer.default_root_dir")
+CONTEXT = "data.context_length"
 # What arms may differ in only where the study says so, and under which name it does.
 ON_PURPOSE: dict[str, Difference] = {
     "data.tokenizer": "tokenizer",
     "data.vocab_size": "tokenizer",
     "data.batch_size": "batch",
+    CONTEXT: "context",
 }
 # What makes two arms do other work: nothing excuses it.
 NEVER = (
@@ -164,6 +166,7 @@ def plan_study(
     for planned in arms:
         refuse_unfair(planned, base, study)
         refuse_out_of_reach(planned, study)
+    refuse_idle_excuse(arms, base, study)
     times = seconds_per_step(arms) if study.match == "time" else {}
     return [
         planned if planned is base else MATCHES[study.match](resolver, planned, base, times)
@@ -192,12 +195,33 @@ def refuse_unfair(planned: PlannedArm, base: PlannedArm, study: Study) -> None:
     Raises:
         UserError: It names the setting and both values.
     """
-    for key in (*NEVER, *ON_PURPOSE):
-        here, there = planned.settings.get(key), base.settings.get(key)
-        if here != there and ON_PURPOSE.get(key) not in study.differ:
-            raise unfair(planned, key, here, there, ON_PURPOSE.get(key))
-    if planned.context != base.context and "context" not in study.differ:
-        raise unfair(planned, "data.context_length", planned.context, base.context, "context")
+    for key, (here, there) in other_work(planned, base).items():
+        excuse = ON_PURPOSE.get(key)
+        if excuse not in study.differ:
+            raise unfair(planned, key, here, there, excuse)
+
+
+def other_work(planned: PlannedArm, base: PlannedArm) -> dict[str, tuple[Any, Any]]:
+    """In what an arm does other work than the base: setting to its value here and there."""
+    both = {
+        key: (planned.settings.get(key), base.settings.get(key)) for key in (*NEVER, *ON_PURPOSE)
+    }
+    both[CONTEXT] = planned.context, base.context
+    return {key: values for key, values in both.items() if values[0] != values[1]}
+
+
+def refuse_idle_excuse(arms: list[PlannedArm], base: PlannedArm, study: Study) -> None:
+    """Refuse to allow arms a difference that none of them has.
+
+    Raises:
+        UserError: It names the word.
+    """
+    used = {ON_PURPOSE.get(key) for planned in arms for key in other_work(planned, base)}
+    for word in study.differ:
+        if word not in used:
+            raise UserError(
+                f"study: differ: {word} does nothing, since all arms have the same; leave it out"
+            )
 
 
 def unfair(

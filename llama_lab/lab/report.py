@@ -26,6 +26,7 @@ NOT_IN_ROWS = ("decoding", "scores", "curve", "sample", "passage", "receipt")
 RUN_FIELDS = tuple(f.name for f in dataclasses.fields(RunResult) if f.name not in NOT_IN_ROWS)
 DECODING_FIELDS = ("context", "tokens_per_second", "cache_bytes")
 SCORE_FIELDS = ("val_loss", "val_bits_per_byte", "refused")
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def write_reports(result: StudyResult, folder: Path) -> None:
@@ -85,5 +86,13 @@ def _row(arm: ArmResult, run: RunResult, names: list[str]) -> list[Any]:
     cells += [getattr(arm, name) for name in ARM_FIELDS]
     cells += [getattr(run.decoding, name, None) for name in DECODING_FIELDS]
     cells += [getattr(scores.get(name), field, None) for name in names for field in SCORE_FIELDS]
+    return [_cell(value) for value in cells]
+
+
+def _cell(value: Any) -> Any:
+    """A value as a spreadsheet may read it."""
+    if isinstance(value, str):
+        # A text that begins like a formula would be carried out as one.
+        return f"'{value}" if value.startswith(FORMULA) else value
     # A loss that is not finite is no number in a spreadsheet either.
-    return [None if cell != cell or cell in (math.inf, -math.inf) else cell for cell in cells]
+    return None if value != value or value in (math.inf, -math.inf) else value

@@ -10,7 +10,7 @@ import pytest
 
 from llama_lab.errors import UserError
 from llama_lab.lab import ledger
-from llama_lab.lab.ledger import Ledger, alone_in
+from llama_lab.lab.ledger import Ledger, alone_in, refuse_trained
 
 
 def test_it_comes_back_as_it_was_saved_and_keeps_its_threads(tmp_path: Path) -> None:
@@ -24,6 +24,17 @@ def test_it_comes_back_as_it_was_saved_and_keeps_its_threads(tmp_path: Path) -> 
 def test_a_damaged_one_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "study.json").write_text('{"threads": 1, "thread')
     with pytest.raises(UserError, match=r"study\.json: not a study's ledger"):
+        Ledger.open(tmp_path, threads=1)
+
+
+def test_studies_of_both_kinds_do_not_share_a_folder(tmp_path: Path) -> None:
+    Ledger.open(tmp_path, threads=1).save()
+    (tmp_path / "results.json").write_text("{}")
+    with pytest.raises(UserError, match="holds a study that trains"):
+        refuse_trained(tmp_path)
+    (tmp_path / "study.json").unlink()
+    refuse_trained(tmp_path)
+    with pytest.raises(UserError, match="holds a study of parts"):
         Ledger.open(tmp_path, threads=1)
 
 

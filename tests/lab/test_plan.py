@@ -98,6 +98,12 @@ def test_what_differs_on_purpose_is_let_pass() -> None:
     assert (arms["other"].batch_size, arms["other"].context) == (8, 8)
 
 
+def test_leave_to_differ_that_no_arm_takes_is_refused() -> None:
+    other = {"data.batch_size": 8}
+    with pytest.raises(UserError, match="differ: context does nothing"):
+        planned(differ=["batch", "context"], arms={"other": other})
+
+
 @pytest.mark.parametrize("match", ["parameters", "flops"])
 def test_the_feed_forward_is_as_wide_as_brings_an_arm_nearest_to_the_base(match: str) -> None:
     arms = planned(

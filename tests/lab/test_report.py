@@ -132,6 +132,15 @@ def test_csv_has_a_row_for_each_run(tmp_path: Path) -> None:
     assert rows[10]["context 512 refused"] == "learned positions end at 128"
 
 
+def test_no_cell_of_the_csv_is_a_formula(tmp_path: Path) -> None:
+    result = study()
+    broken = dataclasses.replace(result.arms[0].runs[0], reason="=1+1", best_loss=-0.5)
+    arm = dataclasses.replace(result.arms[0], runs=[broken, *result.arms[0].runs[1:]])
+    text = written(dataclasses.replace(result, arms=[arm, *result.arms[1:]]), tmp_path)
+    row = next(csv.DictReader(io.StringIO(text["results.csv"])))
+    assert (row["reason"], row["best_loss"]) == ("'=1+1", "-0.5")
+
+
 @pytest.mark.parametrize("name", ["report.html", "report.md"])
 def test_a_failed_run_is_named_with_its_reason(name: str, tmp_path: Path) -> None:
     line = "learned positions, seed 5: diverged after 210 steps. training loss nan at step 210"
