@@ -22,16 +22,15 @@ JSON_NAMES = (
     "kv_cache.mha, kv_cache.gqa (as configured), kv_cache.mqa, of each n_kv_heads, "
     "bytes_per_token, bytes (at --context and --batch_size; a windowed layer keeps its window); "
     "training_memory.32-true, .bf16-mixed, .bf16-true, of each optimizer, weights, gradients, "
-    "optimizer_states (two numbers of the weights' type a parameter), activations (what a step of "
-    "--batch_size texts of --context tokens keeps for its backward, fused attention and no dropout "
-    "assumed), total; "
+    "optimizer_states (two numbers of the weights' type a parameter, one for muon's matrices), "
+    "activations (what a step of --batch_size texts of --context tokens keeps for its backward, "
+    "fused attention and no dropout assumed), total; "
     "generation_memory.weights, .kv_cache (as `generate` allocates it: an eighth of a window more "
     "in windowed layers), .total (without activations); device_memory; fits.training, "
     "fits.generation (at --precision; null without --device_memory); fault; of a probe causal and "
     "max_difference."
 )
 CachePrecision = Literal["16", "32"]
-OPTIMIZER = "adamw"
 LARGEST = 1 << 24  # positions or texts: what is beyond is a slip, and overflows a tensor's size
 UNITS = {"B": 1} | {
     f"{letter}{ending}": base ** (power + 1)
@@ -54,6 +53,9 @@ class AccountOptions:
 
     precision: Literal["32-true", "bf16-mixed", "bf16-true"] = "32-true"
     """In what the weights are kept, as --trainer.precision says it: bf16-mixed keeps float32."""
+
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """What training remembers, as --model.optimizer.kind says it."""
 
     cache_precision: CachePrecision = "16"
     """Bits of a number in the KV cache."""
@@ -106,7 +108,7 @@ def account_for(name: str, config: DecoderConfig, options: AccountOptions) -> di
     itemsize = PRECISIONS[options.precision].weights.itemsize
     flops = flops_per_token(decoder, context)
     caches = _caches(config, context, options)
-    memory = _training_memory(config, count.total, context, options.batch_size)
+    memory = _training_memory(config, context, options)
     weights, storage = count.total * itemsize, options.batch_size * caches["gqa"].storage
     generation = {"weights": weights, "kv_cache": storage, "total": weights + storage}
     return {
@@ -169,18 +171,19 @@ def _caches(config: DecoderConfig, context: int, options: AccountOptions) -> dic
 
 
 def _training_memory(
-    config: DecoderConfig, n_parameters: int, context: int, batch_size: int
+    config: DecoderConfig, context: int, options: AccountOptions
 ) -> dict[str, dict[str, Any]]:
     from llama_lab.model.memory import PRECISIONS, training_memory
 
-    count = partial(training_memory, config, n_parameters, batch_size=batch_size, context=context)
+    batch_size, optimizer = options.batch_size, options.optimizer
+    count = partial(training_memory, config, batch_size=batch_size, context=context)
     try:
-        memory = {precision: count(precision, OPTIMIZER) for precision in PRECISIONS}
+        memory = {precision: count(precision, optimizer) for precision in PRECISIONS}
     except RuntimeError as error:
         raise UserError(
             f"--batch_size {batch_size} and --context {context}: the sizes are impossible ({error})"
         ) from error
-    return {p: {"optimizer": OPTIMIZER, **asdict(m), "total": m.total} for p, m in memory.items()}
+    return {p: {"optimizer": optimizer, **asdict(m), "total": m.total} for p, m in memory.items()}
 
 
 def _fits(device_memory: str | None, training: int, generation: int) -> dict[str, Any]:

@@ -328,7 +328,7 @@ def adamw(bench: Bench) -> Pair:
 
     def loop(model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.AdamW(
-            parameter_groups(model, config.weight_decay),
+            parameter_groups(model, config),
             lr=config.lr,
             betas=config.betas,
             eps=config.eps,

@@ -17,7 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from llama_lab.model.accounting import on_meta
+from llama_lab.model.accounting import on_meta, parameters_of
 from llama_lab.model.config import DecoderConfig, layer_kinds
 from llama_lab.model.decoder import Decoder
 from llama_lab.model.layers import LayerKind
@@ -41,8 +41,22 @@ PRECISIONS: dict[Precision, PrecisionParts] = {
     "bf16-mixed": PrecisionParts(torch.float32, torch.bfloat16),
     "bf16-true": PrecisionParts(torch.bfloat16, torch.bfloat16),
 }
-# Numbers that an optimiser remembers for each parameter.
-OPTIMIZER_STATES = {"adamw": 2}
+
+
+class StateSizes(NamedTuple):
+    """Numbers that an optimiser remembers for each parameter."""
+
+    matrices: int
+    """Of the blocks."""
+
+    rest: int
+
+
+Optimizer = Literal["adamw", "muon"]
+OPTIMIZER_STATES: dict[Optimizer, StateSizes] = {
+    "adamw": StateSizes(2, 2),
+    "muon": StateSizes(1, 2),
+}
 
 
 @dataclass(frozen=True)
@@ -62,9 +76,8 @@ class TrainingMemory:
 
 def training_memory(
     config: DecoderConfig,
-    n_parameters: int,
     precision: Precision,
-    optimizer: str,
+    optimizer: Optimizer,
     *,
     batch_size: int,
     context: int,
@@ -74,11 +87,15 @@ def training_memory(
     Raises:
         RuntimeError: The sizes are beyond what a tensor can have.
     """
-    of_weights = n_parameters * PRECISIONS[precision].weights.itemsize
+    decoder, states = on_meta(config), OPTIMIZER_STATES[optimizer]
+    size = PRECISIONS[precision].weights.itemsize
+    n_parameters = parameters_of(decoder).total
+    n_matrices = sum(p.numel() for p in decoder.blocks.parameters() if p.ndim == 2)
     return TrainingMemory(
-        weights=of_weights,
-        gradients=of_weights,
-        optimizer_states=OPTIMIZER_STATES[optimizer] * of_weights,
+        weights=n_parameters * size,
+        gradients=n_parameters * size,
+        optimizer_states=size
+        * (states.matrices * n_matrices + states.rest * (n_parameters - n_matrices)),
         activations=activation_bytes(config, precision, batch_size, context),
     )
 

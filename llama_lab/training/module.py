@@ -21,12 +21,8 @@ from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.model.faults import FaultKind, check_fault, plant_fault
 from llama_lab.model.initialise import initialise
 from llama_lab.training.compiling import Compilation, CompileSetting
-from llama_lab.training.optimizers import (
-    OptimizerConfig,
-    ScheduleConfig,
-    build_optimizer,
-    lr_factor,
-)
+from llama_lab.training.optimizers import OptimizerConfig, build_optimizer
+from llama_lab.training.schedules import ScheduleConfig, lr_factor
 from llama_lab.training.soundness import check_finite, diverged
 from llama_lab.training.state import LossMeter, RunState, hash_parts
 from llama_lab.training.steps import logged_step

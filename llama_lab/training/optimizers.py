@@ -1,24 +1,27 @@
-"""Optimisers, the parameters they decay, and the learning rate at each step."""
+"""Optimisers, the parameters that each is for, and those that decay."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
+from llama_lab.model.decoder import Decoder
 from llama_lab.model.positions import LearnedPosition
-from llama_lab.model.settings import require
+from llama_lab.model.settings import refuse_idle, require
+from llama_lab.training.muon import Combined, Muon
 
-OptimizerKind = Literal["adamw"]
-ScheduleKind = Literal["cosine"]
+OptimizerKind = Literal["adamw", "muon"]
+StepScale = Literal["match_rms_adamw", "original"]
 
 # What is looked up by a token or a place, not multiplied by an activation.
 TABLES = (nn.Embedding, LearnedPosition)
 FUSED_DEVICES = ("cpu", "cuda", "mps")
+MOMENTUM = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,10 +29,19 @@ class OptimizerConfig:
     """How gradients become weights."""
 
     kind: OptimizerKind = "adamw"
-    """adamw: Adam with decoupled weight decay (Loshchilov & Hutter 2019)."""
+    """adamw (Adam with decoupled weight decay: Loshchilov & Hutter 2019) or muon (the blocks'
+    matrices by momentum made orthogonal, Jordan et al. 2024; the rest by AdamW)."""
 
     lr: float = 1e-3
-    """Peak learning rate, reached at the end of the warmup."""
+    """Peak learning rate, reached at the end of the warmup; with muon that of the matrices."""
+
+    rest_lr: float | None = None
+    """Peak learning rate of what muon leaves to AdamW: embeddings, norms, biases and the head; null
+    means lr. Refused with adamw."""
+
+    embedding_lr: float | None = None
+    """Peak learning rate of the embedding, of a head tied to it and of learned positions; null
+    means that of the rest."""
 
     weight_decay: float = 0.1
     """Decay of matrices per step, times the learning rate; never of norms, biases or embeddings."""
@@ -40,9 +52,22 @@ class OptimizerConfig:
     eps: float = 1e-8
     """Added to Adam's denominator."""
 
+    momentum: float | None = None
+    """Decay rate of muon's running mean of the gradient; null means 0.95. Refused with adamw."""
+
+    step_scale: StepScale | None = None
+    """How muon's step grows with a matrix of M rows and N columns: match_rms_adamw, 0.2 √max(M, N),
+    with which AdamW's learning rates serve (Liu et al. 2025), or original, √max(1, M/N), which
+    wants larger ones; null means match_rms_adamw. Refused with adamw."""
+
     def __post_init__(self) -> None:
         flag = "--model.optimizer"
-        require(0 < self.lr < math.inf, f"{flag}.lr {self.lr}: must be above 0; 0.001 is usual")
+        for name in ("lr", "rest_lr", "embedding_lr"):
+            rate = getattr(self, name)
+            require(
+                rate is None or 0 < rate < math.inf,
+                f"{flag}.{name} {rate}: must be above 0; 0.001 is usual",
+            )
         require(
             0 <= self.weight_decay < math.inf,
             f"{flag}.weight_decay {self.weight_decay}: must be 0 or more; 0.1 is usual",
@@ -52,85 +77,57 @@ class OptimizerConfig:
             f"{flag}.betas {list(self.betas)}: each must be in [0, 1); [0.9, 0.95] is usual",
         )
         require(0 < self.eps < 1, f"{flag}.eps {self.eps}: must be in (0, 1); 1e-8 is usual")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScheduleConfig:
-    """The learning rate over the run, in optimiser steps."""
-
-    kind: ScheduleKind = "cosine"
-    """cosine: warmup, then half a cosine down to min_lr_ratio (Loshchilov & Hutter 2017)."""
-
-    warmup_steps: int = 100
-    """Optimiser steps over which the learning rate rises linearly to its peak."""
-
-    min_lr_ratio: float = 0.1
-    """Learning rate at the end of the run, as a fraction of the peak."""
-
-    def __post_init__(self) -> None:
-        flag = "--model.schedule"
+        if self.kind != "muon":
+            for name in ("rest_lr", "momentum", "step_scale"):
+                because = f"optimizer.kind {self.kind} has no such choice"
+                refuse_idle(f"model.optimizer.{name}", getattr(self, name), because=because)
         require(
-            self.warmup_steps >= 0,
-            f"{flag}.warmup_steps {self.warmup_steps}: must be 0 (no warmup) or more",
-        )
-        require(
-            0 <= self.min_lr_ratio <= 1,
-            f"{flag}.min_lr_ratio {self.min_lr_ratio}: must be in [0, 1]; 0.1 is usual",
+            self.momentum is None or 0 <= self.momentum < 1,
+            f"{flag}.momentum {self.momentum}: must be in [0, 1); 0.95 is usual",
         )
 
 
-def cosine(progress: float) -> float:
-    """Half a cosine: 1 at progress 0, 0 at progress 1 (SGDR, Loshchilov & Hutter 2017)."""
-    return 0.5 * (1 + math.cos(math.pi * progress))
-
-
-SCHEDULES: dict[str, Callable[[float], float]] = {"cosine": cosine}
-
-
-def lr_factor(config: ScheduleConfig, max_steps: int) -> Callable[[int], float]:
-    """The learning rate of optimiser step ``s`` (0 for the first), as a fraction of the peak.
-
-    Warmup gives ``(s + 1) / warmup_steps``; after it the schedule's shape falls from 1 to
-    ``min_lr_ratio``, which the step after the last would reach. A warmup longer than the run is
-    cut off by its end.
-    """
-    shape = SCHEDULES[config.kind]
-
-    def factor(step: int) -> float:
-        if step < config.warmup_steps:
-            return (step + 1) / config.warmup_steps
-        progress = (step - config.warmup_steps) / max(1, max_steps - config.warmup_steps)
-        return config.min_lr_ratio + (1 - config.min_lr_ratio) * shape(min(progress, 1.0))
-
-    return factor
-
-
-def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Every parameter in exactly one of two groups, a tied tensor once.
+def parameter_groups(
+    module: nn.Module, config: OptimizerConfig, leave_out: Iterable[nn.Parameter] = ()
+) -> list[dict[str, Any]]:
+    """Every parameter but those left out in exactly one of three groups, a tied tensor once.
 
     ``decay`` holds the matrices that activations are multiplied by, the untied head among them.
-    ``no_decay`` holds what is no matrix (norms, biases, sinks, β) and embedding tables: decay would
-    shrink the rows of rare tokens, which few gradients push back. A tied table is an embedding.
+    ``no_decay`` holds what is no matrix (norms, biases, sinks, β) and, unless they have a rate of
+    their own as ``embedding``, the tables: decay would shrink the rows of rare tokens, which few
+    gradients push back. A tied table is an embedding.
     """
     tables = {id(m.weight) for m in module.modules() if isinstance(m, TABLES)}
-    parameters = [p for p in module.parameters() if p.requires_grad]
-    decays = [p.ndim >= 2 and id(p) not in tables for p in parameters]
-    groups = {
-        "decay": ([p for p, d in zip(parameters, decays, strict=True) if d], weight_decay),
-        "no_decay": ([p for p, d in zip(parameters, decays, strict=True) if not d], 0.0),
-    }
+    own_rate = config.embedding_lr is not None
+    left_out = {id(p) for p in leave_out}
+    members: dict[str, list[nn.Parameter]] = {"decay": [], "no_decay": [], "embedding": []}
+    for p in module.parameters():
+        if p.requires_grad and id(p) not in left_out:
+            is_table = id(p) in tables
+            decays = p.ndim >= 2 and not is_table
+            members[
+                "embedding" if is_table and own_rate else "decay" if decays else "no_decay"
+            ].append(p)
+    rate = config.rest_lr or config.lr
     return [
-        {"name": name, "params": members, "weight_decay": decay}
-        for name, (members, decay) in groups.items()
-        if members
+        {
+            "name": name,
+            "params": parameters,
+            "weight_decay": config.weight_decay if name == "decay" else 0.0,
+            "lr": (config.embedding_lr or rate) if name == "embedding" else rate,
+        }
+        for name, parameters in members.items()
+        if parameters
     ]
 
 
-def build_adamw(module: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+def build_adamw(
+    module: nn.Module, config: OptimizerConfig, leave_out: Iterable[nn.Parameter] = ()
+) -> torch.optim.Optimizer:
     """AdamW (Loshchilov & Hutter 2019), fused into one kernel where the device has it."""
     device = next(module.parameters()).device.type
     return torch.optim.AdamW(
-        parameter_groups(module, config.weight_decay),
+        parameter_groups(module, config, leave_out),
         lr=config.lr,
         betas=config.betas,
         eps=config.eps,
@@ -138,8 +135,28 @@ def build_adamw(module: nn.Module, config: OptimizerConfig) -> torch.optim.Optim
     )
 
 
-OPTIMIZERS: dict[str, Callable[[nn.Module, OptimizerConfig], torch.optim.Optimizer]] = {
-    "adamw": build_adamw
+def build_muon(module: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+    """Muon (Jordan et al. 2024) for the matrices of the blocks, AdamW for the rest."""
+    matrices = block_matrices(module)
+    muon = Muon(
+        [{"name": "matrices", "params": matrices}],
+        lr=config.lr,
+        weight_decay=config.weight_decay,
+        momentum=MOMENTUM if config.momentum is None else config.momentum,
+        adjust_lr_fn=config.step_scale or "match_rms_adamw",
+    )
+    return Combined([muon, build_adamw(module, config, matrices)])
+
+
+def block_matrices(module: nn.Module) -> list[nn.Parameter]:
+    """The matrices of a decoder's blocks, each logical one by itself."""
+    decoders = [m for m in module.modules() if isinstance(m, Decoder)]
+    return [p for d in decoders for p in d.blocks.parameters() if p.ndim == 2]
+
+
+OPTIMIZERS: dict[OptimizerKind, Callable[[nn.Module, OptimizerConfig], torch.optim.Optimizer]] = {
+    "adamw": build_adamw,
+    "muon": build_muon,
 }
 
 

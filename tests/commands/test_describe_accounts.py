@@ -9,7 +9,7 @@ import pytest
 
 from llama_lab.cli import main as entry
 from llama_lab.commands.describe import build_parser
-from llama_lab.commands.describe_accounts import OPTIMIZER, AccountOptions, parse_bytes
+from llama_lab.commands.describe_accounts import AccountOptions, parse_bytes
 from llama_lab.model.decoder import DecoderConfig
 from llama_lab.model.memory import OPTIMIZER_STATES, PRECISIONS, activation_bytes
 from llama_lab.training.optimizers import OPTIMIZERS
@@ -78,8 +78,16 @@ def test_activations_are_those_of_the_batch_and_the_context(here, capsys):
 
 def test_every_precision_and_optimiser_is_known(here):
     assert get_args(get_type_hints(AccountOptions)["precision"]) == tuple(PRECISIONS)
-    assert OPTIMIZER in OPTIMIZER_STATES
-    assert set(OPTIMIZER_STATES) <= set(OPTIMIZERS)
+    assert get_args(get_type_hints(AccountOptions)["optimizer"]) == tuple(OPTIMIZERS)
+    assert tuple(OPTIMIZER_STATES) == tuple(OPTIMIZERS)
+
+
+def test_muon_remembers_one_number_for_each_matrix_of_the_blocks(here, capsys):
+    content = described(capsys, "llama-7b", "--optimizer", "muon")
+    of_blocks = 32 * (4 * 4096 * 4096 + 3 * 4096 * 11008)
+    memory = content["training_memory"]["32-true"]
+    assert memory["optimizer"] == "muon"
+    assert memory["optimizer_states"] == 4 * (2 * content["parameters"]["total"] - of_blocks)
 
 
 def test_what_fits_is_said_for_training_and_generation(here, capsys):

@@ -12,12 +12,14 @@ from llama_lab.model import loss as loss_module
 from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.model.layers import LayerKind
 from llama_lab.model.memory import (
+    OPTIMIZER_STATES,
     PRECISIONS,
     activation_bytes,
     enough_layers,
     held_before,
     training_memory,
 )
+from llama_lab.training.optimizers import OptimizerConfig, build_optimizer
 
 SIZES = {"dim": 32, "n_layers": 3, "context_length": 48, "vocab_size": 50}
 
@@ -110,16 +112,16 @@ def test_sizes_beyond_a_tensor_are_an_error() -> None:
         activation_bytes(DecoderConfig.from_dict(SIZES), "32-true", 1 << 40, 1 << 24)
 
 
+@pytest.mark.parametrize("kind", OPTIMIZER_STATES)
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_training_memory_is_what_a_step_leaves(precision: Any) -> None:
+def test_training_memory_is_what_a_step_leaves(precision: Any, kind: Any) -> None:
     config = DecoderConfig.from_dict(SIZES)
     decoder = Decoder(config).to(PRECISIONS[precision].weights)
-    optimizer = torch.optim.AdamW(decoder.parameters())
+    optimizer = build_optimizer(decoder, OptimizerConfig(kind=kind))
     step(decoder, precision, 2, 8).backward()
     optimizer.step()
     parameters = list(decoder.parameters())
-    count = sum(p.numel() for p in parameters)
-    memory = training_memory(config, count, precision, "adamw", batch_size=2, context=8)
+    memory = training_memory(config, precision, kind, batch_size=2, context=8)
     assert memory.weights == sum(p.nbytes for p in parameters)
     assert memory.gradients == sum(p.grad.nbytes for p in parameters if p.grad is not None)
     # The count of steps is one number a tensor.

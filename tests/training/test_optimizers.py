@@ -1,9 +1,8 @@
-"""Which parameters decay, and the learning rate of each step."""
+"""Which parameters an optimiser moves how, and which of them decay."""
 
 from __future__ import annotations
 
 import itertools
-import math
 
 import pytest
 import torch
@@ -17,13 +16,9 @@ from llama_lab.model.norms import NORMS, NormConfig
 from llama_lab.model.positions import PositionConfig
 from llama_lab.training.optimizers import (
     OPTIMIZERS,
-    SCHEDULES,
     OptimizerConfig,
     OptimizerKind,
-    ScheduleConfig,
-    ScheduleKind,
     build_optimizer,
-    lr_factor,
     parameter_groups,
 )
 
@@ -53,15 +48,16 @@ def decoder(norm: str, position: str, bias: bool, tied: bool) -> Decoder:
     return built
 
 
+@pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize(("norm", "position", "bias", "tied"), SWITCHES)
 def test_with_zero_gradients_only_the_matrices_shrink(
-    norm: str, position: str, bias: bool, tied: bool
+    norm: str, position: str, bias: bool, tied: bool, kind: OptimizerKind
 ) -> None:
     model = decoder(norm, position, bias, tied)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    build_optimizer(model, OptimizerConfig(lr=0.1, weight_decay=2.0)).step()
+    build_optimizer(model, OptimizerConfig(kind=kind, lr=0.1, weight_decay=2.0)).step()
     shrunk = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
     matrices = {f"{name}.weight" for name, m in model.named_modules() if isinstance(m, nn.Linear)}
     assert shrunk == matrices
@@ -69,12 +65,13 @@ def test_with_zero_gradients_only_the_matrices_shrink(
         torch.testing.assert_close(dict(model.named_parameters())[name], before[name] * 0.8)
 
 
+@pytest.mark.parametrize("embedding_lr", [None, 0.01])
 @pytest.mark.parametrize(("norm", "position", "bias", "tied"), SWITCHES)
 def test_every_parameter_is_in_exactly_one_group_and_a_tied_one_once(
-    norm: str, position: str, bias: bool, tied: bool
+    norm: str, position: str, bias: bool, tied: bool, embedding_lr: float | None
 ) -> None:
     model = decoder(norm, position, bias, tied)
-    groups = parameter_groups(model, 0.1)
+    groups = parameter_groups(model, OptimizerConfig(embedding_lr=embedding_lr))
     grouped = [id(p) for group in groups for p in group["params"]]
     assert sorted(grouped) == sorted({id(p) for p in model.parameters()})
     assert all(p.ndim >= 2 for g in groups if g["weight_decay"] for p in g["params"])
@@ -93,22 +90,26 @@ def test_fused_adamw_steps_like_the_formula() -> None:
     torch.testing.assert_close(layer.weight.detach(), expected)
 
 
-def test_warmup_then_cosine_then_the_floor() -> None:
-    factor = lr_factor(ScheduleConfig(warmup_steps=10, min_lr_ratio=0.2), 110)
-    assert factor(0) == pytest.approx(0.1)
-    assert factor(9) == 1
-    assert factor(10) == 1
-    assert factor(60) == pytest.approx(0.6)
-    assert factor(35) == pytest.approx(0.2 + 0.8 * (1 + math.cos(math.pi / 4)) / 2)
-    assert factor(110) == pytest.approx(0.2)
-    assert factor(500) == pytest.approx(0.2)
+def rates(model: Decoder, config: OptimizerConfig) -> dict[str, float]:
+    """The peak learning rate of each parameter."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    groups = build_optimizer(model, config).param_groups
+    return {names[id(p)]: group["lr"] for group in groups for p in group["params"]}
 
 
-def test_a_warmup_longer_than_the_run_is_cut_off() -> None:
-    factor = lr_factor(ScheduleConfig(warmup_steps=100), 40)
-    assert [factor(s) for s in (0, 39)] == pytest.approx([0.01, 0.4])
+def test_the_embedding_and_what_is_no_block_matrix_have_rates_of_their_own() -> None:
+    model = decoder("rmsnorm", "learned", True, False)
+    config = OptimizerConfig(kind="muon", lr=0.1, rest_lr=0.2, embedding_lr=0.3)
+    found = rates(model, config)
+    assert found["embedding.weight"] == found["position_embedding.weight"] == 0.3
+    assert found["head.weight"] == found["final_norm.weight"] == 0.2
+    in_blocks = {name: rate for name, rate in found.items() if name.startswith("blocks")}
+    matrices = {f"{name}.weight" for name, m in model.named_modules() if isinstance(m, nn.Linear)}
+    assert in_blocks == {name: 0.1 if name in matrices else 0.2 for name in in_blocks}
+    assert set(rates(model, OptimizerConfig(kind="muon", lr=0.1)).values()) == {0.1}
+    tied = rates(decoder("rmsnorm", "rope", False, True), OptimizerConfig(embedding_lr=0.3))
+    assert tied["embedding.weight"] == 0.3
 
 
 def test_kinds_and_tables_agree() -> None:
     assert set(OPTIMIZERS) == set(OptimizerKind.__args__)  # type: ignore[attr-defined]
-    assert set(SCHEDULES) == set(ScheduleKind.__args__)  # type: ignore[attr-defined]

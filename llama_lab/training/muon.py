@@ -1,0 +1,133 @@
+"""Muon: momentum whose matrices are made orthogonal before they are a step.
+
+M rows and N columns of a matrix, S matrices of one shape.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+STACK = 2**26
+"""Entries that are made orthogonal at once: 128 MiB in bfloat16."""
+
+
+class Muon(torch.optim.Muon):
+    """``torch.optim.Muon``, where matrices of one shape are made orthogonal in one product.
+
+    It computes the same, in as many kernels for a shape as torch has for a matrix.
+    Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon; with the step's size of
+    ``match_rms_adamw`` Liu et al. 2025, arXiv:2502.16982.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step, from the gradients that there are."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            matrices = [p for p in group["params"] if p.grad is not None]
+            # The sort keeps the order of equals, so that the stacks are the same in every process.
+            by_shape = itertools.groupby(sorted(matrices, key=_shape), key=_shape)
+            for _, alike in by_shape:
+                for stack in _stacks(list(alike)):
+                    self._step_stack(stack, group)
+        return loss
+
+    def _step_stack(self, matrices: list[Tensor], group: dict[str, Any]) -> None:
+        gradients = [p.grad for p in matrices if p.grad is not None]
+        for p in matrices:
+            state = self.state[p]
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(p)
+        momenta = [self.state[p]["momentum_buffer"] for p in matrices]
+        torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
+        ahead = torch._foreach_lerp(gradients, momenta, group["momentum"])
+        steps = orthogonal(torch.stack(ahead), group["ns_coefficients"], group["ns_steps"])
+        rate = group["lr"] * step_scale(matrices[0].shape, group["adjust_lr_fn"])
+        torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_add_(matrices, steps.to(matrices[0].dtype).unbind(), alpha=-rate)
+
+
+def orthogonal(
+    stack: Tensor, coefficients: tuple[float, float, float], n_steps: int, eps: float = 1e-7
+) -> Tensor:
+    """About U Vᵀ of each matrix's singular value decomposition U S Vᵀ, ``[S, M, N]`` in bfloat16.
+
+    Newton and Schulz's iteration X ← a X + b X Xᵀ X + c (X Xᵀ)² X on the matrix divided by its
+    Frobenius norm; the coefficients trade exactness (singular values end between about 0.7 and
+    1.2) for few iterations.
+    """
+    is_tall = stack.size(-2) > stack.size(-1)
+    x = (stack.mT if is_tall else stack).bfloat16()
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=eps)
+    a, b, c = coefficients
+    for _ in range(n_steps):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if is_tall else x
+
+
+def step_scale(shape: torch.Size, rule: str | None) -> float:
+    """What the learning rate is multiplied by for a matrix ``[M, N]``.
+
+    ``original``: √max(1, M/N). ``match_rms_adamw``: 0.2 √max(M, N), by which entries change as
+    much as under AdamW, so that its learning rates serve.
+    """
+    rows, columns = shape
+    if rule == "match_rms_adamw":
+        return 0.2 * math.sqrt(max(rows, columns))
+    return math.sqrt(max(1, rows / columns))
+
+
+def _shape(matrix: Tensor) -> tuple[int, ...]:
+    return tuple(matrix.shape)
+
+
+def _stacks(alike: list[Tensor]) -> Iterator[list[Tensor]]:
+    size = max(1, STACK // alike[0].numel())
+    for first in range(0, len(alike), size):
+        yield alike[first : first + size]
+
+
+class Combined(torch.optim.Optimizer):
+    """Several optimisers as one: their groups one after the other, one state, one step.
+
+    Lightning's loop, a scheduler and a checkpoint then deal with a single optimiser.
+    """
+
+    def __init__(self, parts: Iterable[torch.optim.Optimizer]) -> None:
+        self.parts = tuple(parts)
+        # The very dicts of the parts: a scheduler that sets a rate here sets it there.
+        super().__init__([group for part in self.parts for group in part.param_groups], {})
+        self._share()
+
+    def _share(self) -> None:
+        """Let the parts work on this optimiser's groups and state."""
+        groups = iter(self.param_groups)
+        for part in self.parts:
+            part.param_groups = list(itertools.islice(groups, len(part.param_groups)))
+            part.state = self.state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take up a saved state, in all parts."""
+        super().load_state_dict(state_dict)
+        self._share()
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step of each."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for part in self.parts:
+            part.step()
+        return loss
