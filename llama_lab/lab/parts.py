@@ -298,7 +298,7 @@ def chunked_loss(bench: Bench) -> Pair:
 
     def chunked() -> Tensor:
         needs_gradient = torch.is_grad_enabled()
-        total = ChunkedLoss.apply(hidden, head, targets, rows, needs_gradient, None)
+        total = ChunkedLoss.apply(hidden, head, targets, rows, needs_gradient, None, 0.0)
         return total / len(targets)
 
     return Pair(

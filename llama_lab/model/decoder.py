@@ -113,10 +113,17 @@ class Decoder(nn.Module):
         """Hidden states ``[B, T, D]`` to logits ``[B, T, V]``."""
         return softcap(F.linear(hidden, self.head_weight), self.config.logit_softcap)
 
-    def loss(self, hidden: Tensor, targets: Tensor, *, reduction: Literal["mean", "sum"]) -> Tensor:
+    def loss(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        *,
+        reduction: Literal["mean", "sum"],
+        z_loss: float = 0.0,
+    ) -> Tensor:
         """Next-token cross-entropy of :meth:`logits`, in nats; see :func:`next_token_loss`."""
-        cap = self.config.logit_softcap
-        return next_token_loss(hidden, self.head_weight, targets, reduction=reduction, cap=cap)
+        cap, weight = self.config.logit_softcap, self.head_weight
+        return next_token_loss(hidden, weight, targets, reduction=reduction, cap=cap, z_loss=z_loss)
 
     @property
     def head_weight(self) -> Tensor:

@@ -28,10 +28,13 @@ def next_token_loss(
     *,
     reduction: Literal["mean", "sum"],
     cap: float | None = None,
+    z_loss: float = 0.0,
 ) -> Tensor:
     """-log softmax(hidden · head_weightᵀ)[target], over the targets that are not ``IGNORE``.
 
-    With ``cap`` the logits become cap · tanh(logit / cap) before the softmax.
+    With ``cap`` the logits become cap · tanh(logit / cap) before the softmax. With ``z_loss`` the
+    gradient, and it alone, is that of this value and of z_loss · log²(Σ exp(logit)), which keeps
+    logits from drifting off together (Chowdhery et al. 2022, arXiv:2204.02311, section 5).
 
     Where the logits exceed :data:`LOGITS_BUDGET`, they are made, scored and turned into gradients
     chunk by chunk, in a single pass: nothing is computed twice.
@@ -42,6 +45,7 @@ def next_token_loss(
         targets: int64, ``[N]`` or ``[B, T]``.
         reduction: ``sum``, or ``mean`` over the scored targets (nan where there is none).
         cap: The logits' soft limit, if any.
+        z_loss: Weight of the squared log of the softmax's denominator; 0.0001 is usual.
 
     Returns:
         A float32 scalar, in nats.
@@ -49,12 +53,28 @@ def next_token_loss(
     rows, flat_targets = hidden.flatten(0, -2), targets.flatten()
     if rows.size(0) * head_weight.size(0) <= LOGITS_BUDGET:
         logits = softcap(F.linear(rows, head_weight).float(), cap)
-        return F.cross_entropy(logits, flat_targets, ignore_index=IGNORE, reduction=reduction)
+        loss = F.cross_entropy(logits, flat_targets, ignore_index=IGNORE, reduction=reduction)
+        return (
+            loss
+            if z_loss == 0
+            else loss + no_value(z_loss * squared_log_z(logits, flat_targets, reduction))
+        )
     # On `meta`, where logits take no memory, many chunks would only take time.
     n_rows = rows.size(0) if rows.is_meta else max(1, LOGITS_BUDGET // head_weight.size(0))
     needs_gradient = torch.is_grad_enabled() and (rows.requires_grad or head_weight.requires_grad)
-    total = ChunkedLoss.apply(rows, head_weight, flat_targets, n_rows, needs_gradient, cap)
+    total = ChunkedLoss.apply(rows, head_weight, flat_targets, n_rows, needs_gradient, cap, z_loss)
     return total / (flat_targets != IGNORE).sum() if reduction == "mean" else total
+
+
+def squared_log_z(logits: Tensor, targets: Tensor, reduction: Literal["mean", "sum"]) -> Tensor:
+    """log²(Σ exp(logit)) of ``[N, V]``, over the rows whose target is scored."""
+    squares = logits.logsumexp(dim=-1).square()[targets != IGNORE]
+    return squares.mean() if reduction == "mean" else squares.sum()
+
+
+def no_value(term: Tensor) -> Tensor:
+    """0, with the gradient of ``term``."""
+    return term - term.detach()
 
 
 class ChunkedLoss(torch.autograd.Function):
@@ -73,6 +93,7 @@ class ChunkedLoss(torch.autograd.Function):
         n_rows: int,
         needs_gradient: bool,
         cap: float | None,
+        z_loss: float,
     ) -> Tensor:
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         hidden_grad = torch.empty_like(hidden) if needs_gradient else None
@@ -81,10 +102,13 @@ class ChunkedLoss(torch.autograd.Function):
         for start in range(0, hidden.size(0), n_rows):
             part = slice(start, start + n_rows)
             logits = F.linear(hidden[part], head_weight)
-            log_probs = softcap(logits.float(), cap).log_softmax(dim=-1)
+            capped = softcap(logits.float(), cap)
+            log_probs = capped.log_softmax(dim=-1)
             total += F.nll_loss(log_probs, targets[part], ignore_index=IGNORE, reduction="sum")
             if hidden_grad is not None and weight_grad is not None:
-                capped_grad = gradient_at(log_probs, targets[part])
+                # d log²(z) = 2 log(z) · softmax, beside cross-entropy's softmax.
+                share = 1 + 2 * z_loss * capped.logsumexp(dim=-1) if z_loss else None
+                capped_grad = gradient_at(log_probs, targets[part], share)
                 logits_grad = softcap_gradient(capped_grad, logits, cap).to(logits.dtype)
                 hidden_grad[part] = logits_grad @ head_weight
                 weight_grad += logits_grad.t() @ hidden[part]
@@ -94,14 +118,19 @@ class ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         hidden_grad, weight_grad = ctx.saved_tensors
-        return grad * hidden_grad, grad * weight_grad, None, None, None, None
+        return grad * hidden_grad, grad * weight_grad, None, None, None, None, None
 
 
-def gradient_at(log_probs: Tensor, targets: Tensor) -> Tensor:
-    """Gradient of the summed loss for the logits ``[N, V]``; consumes ``log_probs``."""
+def gradient_at(log_probs: Tensor, targets: Tensor, share: Tensor | None = None) -> Tensor:
+    """Gradient of the summed loss for the logits ``[N, V]``; consumes ``log_probs``.
+
+    ``share`` ``[N]`` is how often a row's softmax counts: more than once with a z-loss.
+    """
     scored = targets != IGNORE
     gradient = log_probs.exp_()
+    if share is not None:
+        gradient.mul_(share[:, None])
     gradient.scatter_add_(1, targets.clamp_min(0)[:, None], -scored.to(gradient.dtype)[:, None])
     return gradient.mul_(scored[:, None])

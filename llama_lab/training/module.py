@@ -20,6 +20,7 @@ from llama_lab.errors import UserError
 from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.model.faults import FaultKind, check_fault, plant_fault
 from llama_lab.model.initialise import initialise
+from llama_lab.model.settings import require
 from llama_lab.training.compiling import Compilation, CompileSetting
 from llama_lab.training.optimizers import OptimizerConfig, build_optimizer
 from llama_lab.training.schedules import ScheduleConfig, lr_factor
@@ -68,6 +69,7 @@ class LanguageModel(LightningModule):
         decoder: DecoderConfig = DecoderConfig(),  # noqa: B008 (frozen)
         optimizer: OptimizerConfig = OptimizerConfig(),  # noqa: B008
         schedule: ScheduleConfig = ScheduleConfig(),  # noqa: B008
+        z_loss: float | None = None,
         compile: CompileSetting = "auto",
         init_from: str | None = None,
         seed: int = 0,
@@ -78,6 +80,9 @@ class LanguageModel(LightningModule):
             decoder: The network.
             optimizer: How gradients become weights.
             schedule: The learning rate over the run.
+            z_loss: Weight of the squared log of the softmax's denominator in what training
+                minimises, such as 0.0001 (PaLM, Chowdhery et al. 2022); null leaves it out. Logged
+                losses are the cross-entropy alone.
             compile: Whether the blocks are compiled: true, false, or auto, which compiles for
                 training on a CPU where the steps of the run save more time than the start takes.
                 No weight is named otherwise, and any checkpoint goes on with any value.
@@ -95,6 +100,11 @@ class LanguageModel(LightningModule):
         self.optimizer_config = _rebuild(lambda d: OptimizerConfig(**d), optimizer)
         self.schedule_config = _rebuild(lambda d: ScheduleConfig(**d), schedule)
         check_fault(self.decoder_config, fault)
+        require(
+            z_loss is None or 0 < z_loss < math.inf,
+            f"--model.z_loss {z_loss}: must be above 0, such as 0.0001; null leaves it out",
+        )
+        self.z_loss = z_loss or 0.0
         self.init_from, self.seed, self.fault = init_from, seed, fault
         self.compile_setting, self.compilation = compile, Compilation()
         self.decoder: Decoder | None = None
@@ -187,7 +197,7 @@ class LanguageModel(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
         """Mean next-token loss of one microbatch, nats per token."""
         hidden = self.network(batch.inputs)
-        loss = self.network.loss(hidden, batch.targets, reduction="mean")
+        loss = self.network.loss(hidden, batch.targets, reduction="mean", z_loss=self.z_loss)
         self.meter.add(loss, self.trainer.global_step + 1)
         return loss
 
@@ -295,6 +305,7 @@ class LanguageModel(LightningModule):
             "decoder": dataclasses.asdict(self.decoder_config),
             "optimizer": dataclasses.asdict(self.optimizer_config),
             "schedule": dataclasses.asdict(self.schedule_config),
+            "z_loss": self.z_loss or None,
             "seed": self.seed,
             "fault": self.fault,
         }

@@ -67,6 +67,29 @@ def test_chunks_give_the_loss_and_the_gradients_of_the_whole(
         )
 
 
+@CAPS
+@REDUCTIONS
+@pytest.mark.parametrize("rows_at_once", [3, 20])
+def test_a_z_loss_is_in_the_gradient_and_not_in_the_value(
+    rows_at_once: int,
+    reduction: Literal["mean", "sum"],
+    cap: float | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hidden, weight, targets = example()
+    logits = hidden @ weight.T
+    logits = logits if cap is None else cap * torch.tanh(logits / cap)
+    scored = targets != IGNORE
+    z = logits[scored].exp().sum(-1).log() ** 2
+    plain = F.cross_entropy(logits[scored], targets[scored], reduction=reduction)
+    whole = plain + 0.3 * (z.mean() if reduction == "mean" else z.sum())
+    expected = torch.autograd.grad(whole, (hidden, weight))
+    monkeypatch.setattr(loss_module, "LOGITS_BUDGET", rows_at_once * weight.size(0))
+    loss = next_token_loss(hidden, weight, targets, reduction=reduction, cap=cap, z_loss=0.3)
+    torch.testing.assert_close(loss, plain)
+    torch.testing.assert_close(torch.autograd.grad(loss, (hidden, weight)), expected)
+
+
 class LargestTensor(TorchDispatchMode):
     """Keeps the number of elements of the largest tensor that any operation returns."""
 
