@@ -21,6 +21,7 @@ from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.model.faults import FaultKind, check_fault, plant_fault
 from llama_lab.model.initialise import initialise
 from llama_lab.model.settings import require
+from llama_lab.training.averaging import AveragingConfig
 from llama_lab.training.compiling import Compilation, CompileSetting
 from llama_lab.training.optimizers import OptimizerConfig, build_optimizer
 from llama_lab.training.schedules import ScheduleConfig, lr_factor
@@ -69,6 +70,7 @@ class LanguageModel(LightningModule):
         decoder: DecoderConfig = DecoderConfig(),  # noqa: B008 (frozen)
         optimizer: OptimizerConfig = OptimizerConfig(),  # noqa: B008
         schedule: ScheduleConfig = ScheduleConfig(),  # noqa: B008
+        averaging: AveragingConfig = AveragingConfig(),  # noqa: B008
         z_loss: float | None = None,
         compile: CompileSetting = "auto",
         init_from: str | None = None,
@@ -80,6 +82,7 @@ class LanguageModel(LightningModule):
             decoder: The network.
             optimizer: How gradients become weights.
             schedule: The learning rate over the run.
+            averaging: Which average of the weights is validated and saved.
             z_loss: Weight of the squared log of the softmax's denominator in what training
                 minimises, such as 0.0001 (PaLM, Chowdhery et al. 2022); null leaves it out. Logged
                 losses are the cross-entropy alone.
@@ -99,6 +102,7 @@ class LanguageModel(LightningModule):
         self.decoder_config = _rebuild(DecoderConfig.from_dict, decoder)
         self.optimizer_config = _rebuild(lambda d: OptimizerConfig(**d), optimizer)
         self.schedule_config = _rebuild(lambda d: ScheduleConfig(**d), schedule)
+        self.averaging_config = _rebuild(lambda d: AveragingConfig(**d), averaging)
         check_fault(self.decoder_config, fault)
         require(
             z_loss is None or 0 < z_loss < math.inf,
@@ -305,6 +309,7 @@ class LanguageModel(LightningModule):
             "decoder": dataclasses.asdict(self.decoder_config),
             "optimizer": dataclasses.asdict(self.optimizer_config),
             "schedule": dataclasses.asdict(self.schedule_config),
+            "averaging": dataclasses.asdict(self.averaging_config),
             "z_loss": self.z_loss or None,
             "seed": self.seed,
             "fault": self.fault,

@@ -266,6 +266,10 @@ REFUSED_CALLBACKS = {
     "--trainer.accumulate_grad_batches",
     "OnExceptionCheckpoint": "a run is saved when it is stopped; go on with --ckpt_path last",
     "Timer": "the budget is --trainer.max_steps",
+    **dict.fromkeys(
+        ("WeightAveraging", "EMAWeightAveraging", "StochasticWeightAveraging"),
+        "use --model.averaging.kind",
+    ),
 }
 
 

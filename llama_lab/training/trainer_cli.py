@@ -37,6 +37,7 @@ from llama_lab.training.arguments import (
     flatten,
     without_print_config,
 )
+from llama_lab.training.averaging import AveragedWeights
 from llama_lab.training.callbacks import BlockCompiler, StepMetrics, StepSeeds, ValidationRecord
 from llama_lab.training.checkpointing import AtomicCheckpointIO, RunCheckpoints
 from llama_lab.training.diagnostics import Diagnostics
@@ -234,13 +235,14 @@ class LabCLI(LightningCLI):
         self.metrics, self.samples = StepMetrics(), ValidationRecord()
         signals, receipt = StopSignals(), Receipt(self.settings)
         every = config["checkpoint_every"] or config["trainer.val_check_interval"]
-        measured = config["diagnostics_every"]
+        measured, averaging = config["diagnostics_every"], self.model.averaging_config
         return [
             RunFolder(logs, config["name"], self.settings, folder, at=self.folder),
             StepSeeds(int(config["seed_everything"])),
             *([] if measured is None else [Diagnostics(measured)]),
             self.metrics,
             self.samples,
+            *([] if averaging.kind == "none" else [AveragedWeights(averaging)]),
             RunProgress(self.metrics, bar=config["trainer.enable_progress_bar"] is not False),
             receipt,
             signals,
@@ -347,6 +349,8 @@ def quiet() -> None:
         r".*lr_scheduler\.step\(\). before .optimizer\.step\(\).*",
         r".*tensorboardX. has been removed.*",
         r".*treespec, LeafSpec.*",
+        r".*callbacks used to create the checkpoint need to be provided.*",
+        r".*WeightAveraging callback with a model that overrides the configure_model.*",
         r"You passed `Trainer\(accelerator='cpu', precision=.*",
         r"You called `self.log.*but have no logger configured.*",
     ):

@@ -1,0 +1,118 @@
+"""Averaged weights: what is averaged, and that it is what is scored, saved and gone on from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from llama_lab.model.settings import SettingError
+from llama_lab.training.averaging import AVERAGES, AveragingConfig, AveragingKind
+from tests.training.conftest import Lab, equal_weights, flags
+
+# A shorter run then has the rates of a longer one.
+STEADY = {"model__schedule__kind": "constant"}
+Weights = dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> list[Weights]:
+    """The weights after each step of the run without an average: index 0 is after step 1."""
+    from llama_lab.training.trainer_cli import LabCLI
+    from tests.training.conftest import TEXT
+
+    folder = tmp_path_factory.mktemp("plain")
+    (folder / "text.txt").write_text(TEXT)
+    corpus, root = str(folder / "text.txt"), str(folder)
+    after: list[Weights] = []
+    cli = LabCLI("fit", flags(**STEADY, data__corpus=corpus, trainer__default_root_dir=root))
+
+    def keep(*_: Any) -> None:
+        after.append({k: v.clone() for k, v in cli.model.state_dict().items()})
+
+    cli.metrics.on_train_batch_end = keep  # type: ignore[method-assign]
+    cli.fit()
+    return after
+
+
+def averaged(kind: str, weights: list[Weights], decay: float = 0.9) -> Weights:
+    """By the definition."""
+    if kind == "tail":
+        return {k: torch.stack([w[k] for w in weights]).mean(0) for k in weights[0]}
+    average = weights[0]
+    for later in weights[1:]:
+        average = {k: decay * average[k] + (1 - decay) * later[k] for k in average}
+    return average
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "first"),
+    [("ema", {"decay": 0.9}, 1), ("tail", {"start_step": 8}, 8)],
+)
+def test_the_average_is_scored_saved_sampled_and_gone_on_from(
+    lab: Lab, plain: list[Weights], kind: str, settings: dict[str, Any], first: int
+) -> None:
+    own = {f"model__averaging__{name}": value for name, value in settings.items()} | STEADY
+    lab.fit(model__averaging__kind=kind, checkpoint_every=7, **own)
+    last = lab.checkpoint()
+    expected = averaged(kind, plain[first - 1 :])
+    for name, tensor in last["state_dict"].items():
+        # Training itself knows nothing of the average.
+        assert torch.equal(last["current_model_state"][name], plain[-1][name])
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-5, atol=1e-6)
+    logged = float(lab.metrics()[-1]["val_loss"])
+    scored = lab("validate", "--ckpt_path", str(lab.run() / "checkpoints" / "last.ckpt"))
+    assert float(scored.out.split()[1]) == pytest.approx(logged, abs=1e-6)
+
+    # Until it starts it is the weights of the moment.
+    stop = {"trainer__max_steps": 7, "trainer__val_check_interval": 7}
+    lab.fit(model__averaging__kind=kind, name="halved", **own, **stop)
+    halved = str(lab.run(name="halved") / "checkpoints" / "last.ckpt")
+    early = torch.load(halved, weights_only=True)
+    for name, tensor in early["state_dict"].items():
+        begun = averaged(kind, plain[:7]) if first == 1 else plain[6]
+        torch.testing.assert_close(tensor, begun[name], rtol=1e-5, atol=1e-6)
+
+
+def test_a_resumed_run_ends_with_the_same_average_to_the_bit(lab: Lab) -> None:
+    steady = {
+        **STEADY,
+        "model__averaging__kind": "ema",
+        "model__optimizer__kind": "muon",
+        "trainer__val_check_interval": 6,
+    }
+    lab.fit(**steady, name="whole")
+    lab.fit(**steady, trainer__max_steps=6)
+    assert lab("fit", "--ckpt_path", "last", "--name", "tiny", "--trainer.max_steps=12").code == 0
+    whole = torch.load(lab.run(name="whole") / "checkpoints" / "last.ckpt", weights_only=True)
+    assert equal_weights(lab.checkpoint(), whole)
+    for name, tensor in whole["current_model_state"].items():
+        assert torch.equal(lab.checkpoint()["current_model_state"][name], tensor)
+
+
+def test_lightnings_own_averaging_is_refused_with_ours_named(lab: Lab) -> None:
+    line = lab.refused("fit", *flags(), "--trainer.callbacks+=EMAWeightAveraging")
+    assert "--model.averaging.kind" in line
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"decay": 0.9}, "averaging.decay"),
+        ({"start_step": 3}, "averaging.start_step"),
+        ({"kind": "tail", "decay": 0.9}, "averaging.decay"),
+        ({"kind": "ema", "decay": 1.0}, "decay 1.0: must be in"),
+        ({"kind": "ema", "start_step": 0}, "start_step 0: must be 1"),
+    ],
+)
+def test_a_setting_that_does_nothing_or_cannot_be_is_refused(
+    settings: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(SettingError, match=words):
+        AveragingConfig(**settings)
+
+
+def test_kinds_and_table_agree() -> None:
+    kinds = set(AveragingKind.__args__)  # type: ignore[attr-defined]
+    assert set(AVERAGES) | {"none"} == kinds
