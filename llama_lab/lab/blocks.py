@@ -74,7 +74,7 @@ class Table:
 class Chart:
     """A drawing; only a page has it, and its caption says what it shows."""
 
-    kind: Literal["forest", "curves", "scores", "ratios"]
+    kind: Literal["forest", "curves", "scores", "ratios", "range"]
     caption: str
     of: str = ""
     """Which of a kind's drawings; the data has them by this name."""

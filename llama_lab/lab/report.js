@@ -206,8 +206,30 @@
     });
   }
 
+  function range(plot) {
+    const { rates, losses, smoothed, steepest_lr: steepest, lowest_lr: lowest } = data.range;
+    const line = (more) => ({ type: "scatter", x: rates, ...more });
+    const top = Math.max(...smoothed), low = Math.min(...losses), room = 0.08 * (top - low) || 0.1;
+    const mark = (x, colour) => ({ type: "line", x0: x, x1: x, yref: "paper", y0: 0, y1: 1, line: { color: colour, width: 1.5, dash: "dash" } });
+    const word = (x, text, more) => ({ x: Math.log10(x), yref: "paper", y: 1, yanchor: "bottom", showarrow: false, text, ...more });
+    const close = NARROW.matches || Math.log10(lowest / steepest) < 0.5;
+    draw(plot, [
+      line({ y: losses, mode: "markers", marker: { size: 4, color: clear(style("--arm-0"), 0.45) }, hovertemplate: "%{y:.4f} at %{x:.3~g}<extra></extra>" }),
+      line({ y: smoothed, mode: "lines", line: { width: 2.4, color: style("--arm-0") }, hovertemplate: "mean %{y:.4f} at %{x:.3~g}<extra></extra>" }),
+    ], {
+      height: NARROW.matches ? 360 : 440, margin: { l: 56, r: 16, t: 44, b: 48 },
+      xaxis: axis({ type: "log", title: { text: "learning rate" }, exponentformat: "power", dtick: 1 }),
+      yaxis: axis({ title: { text: "training loss, nats per token" }, range: [low - room, top + room] }),
+      shapes: [mark(steepest, style("--pays")), mark(lowest, style("--quiet"))],
+      annotations: [
+        word(steepest, `steepest ${steepest.toPrecision(2)}`, { xanchor: close ? "right" : "center" }),
+        word(lowest, `lowest ${lowest.toPrecision(2)}`, { xanchor: close ? "left" : "center" }),
+      ],
+    });
+  }
+
   const CHARTS = {
-    curves, scores,
+    curves, scores, range,
     forest: (plot) => rows(plot, data.forest, DIFFERENCE),
     ratios: (plot, of) => rows(plot, data.ratios[of], RATIO),
   };

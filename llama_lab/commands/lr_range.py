@@ -1,0 +1,102 @@
+"""``llama-lab lr-range``: which learning rates a config bears, from one short training."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from llama_lab.commands.ablate import require_extra
+from llama_lab.configs import logs_folder
+from llama_lab.errors import RunError, UserError
+from llama_lab.parsing import Flag, Parser, split_flags
+
+DESCRIPTION = (
+    "A learning-rate range test (Smith 2017): trains for some hundred steps, each at a higher rate "
+    "than the one before, until the loss leaves. Says where the loss falls fastest and where it is "
+    "lowest, and writes report.html, results.csv and results.json (steps, steepest_lr, lowest_lr, "
+    "lowest_loss, highest_lr, rates, losses, smoothed). Flags of `fit` (--model.optimizer.kind "
+    "muon, --data.corpus FILE, …) change what is trained; where groups of parameters have rates of "
+    "their own, all move in proportion, and the rate is that of --model.optimizer.lr. Nothing that "
+    "is trained here is kept."
+)
+OF_FIT = ("--model.", "--data.", "--trainer.", "--seed_everything")
+DECIDED = (
+    "--trainer.max_steps",
+    "--trainer.val_check_interval",
+    "--trainer.log_every_n_steps",
+    "--model.schedule",
+    "--model.averaging",
+)
+
+
+def main(argv: list[str], prog: str) -> int:
+    """Run the command; 0 where it succeeds.
+
+    Raises:
+        UserError: A flag is refused, by this command or by ``fit``.
+        RunError: Not even the first steps were sound.
+    """
+    own, flags = split_flags(argv, OF_FIT)
+    parser = build_parser(prog)
+    options = parser.parse_args(own)
+    refuse_decided(flags)
+    require_extra()
+    from llama_lab.lab.range_report import sentences, write_range
+    from llama_lab.training.rate_range import RangeCLI, RangeTest
+    from llama_lab.training.stopping import signals_end_the_command
+    from llama_lab.training.trainer_cli import quiet
+
+    quiet()
+    test = RangeTest(lr_min=options.lr_min, lr_max=options.lr_max, steps=options.steps)
+    name = Path(options.CONFIG).stem
+    folder = Path(options.output) if options.output else logs_folder(None) / "lr-range" / name
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--output {folder}: is a file; name a folder")
+    with signals_end_the_command():
+        cli = RangeCLI(
+            [f"--config={options.CONFIG}", *(f"{f.name}={f.value}" for f in flags)], test
+        )
+        walk = cli.walk()
+    if len(walk.rates) < test.steps // 10:
+        raise RunError(
+            f"the loss was not finite after {len(walk.rates)} steps, at a rate of "
+            f"{test.rate(len(walk.rates)):.2g}; lower --lr_min"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    command = " ".join(["llama-lab", "lr-range", *map(shlex.quote, argv)])
+    write_range(name, walk, command, folder)
+    print("\n".join(sentences(walk)))
+    print(f"\nreport: {folder / 'report.html'}", flush=True)
+    return 0
+
+
+def build_parser(prog: str) -> Parser:
+    """The command's flags."""
+    from llama_lab.training.rate_range import RangeTest
+
+    parser = Parser(prog=prog, description=DESCRIPTION)
+    parser.add_argument(
+        "CONFIG", type=str, help="What `fit` would train: a config, by name or file."
+    )
+    parser.add_class_arguments(RangeTest)
+    parser.add_argument(
+        "--output",
+        type=str | None,
+        default=None,
+        help="Folder of the report; null means logs/lr-range/CONFIG.",
+    )
+    return parser
+
+
+def refuse_decided(flags: list[Flag]) -> None:
+    """Refuse what the test decides itself.
+
+    Raises:
+        UserError: It is given.
+    """
+    for flag in flags:
+        if any(flag.name == name or flag.name.startswith(f"{name}.") for name in DECIDED):
+            raise UserError(
+                f"{flag.name} {flag.value} would do nothing: the rate grows over --steps steps, "
+                "and nothing is validated; leave it out"
+            )

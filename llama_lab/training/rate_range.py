@@ -1,0 +1,158 @@
+"""A learning-rate range test: one short training whose rate grows from step to step.
+
+Source: Smith 2017, arXiv:1506.01186, section 3.3; with a rate that grows geometrically.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from statistics import fmean
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from llama_lab.errors import UserError
+from llama_lab.training.callbacks import StepSeeds
+from llama_lab.training.module import LanguageModel
+from llama_lab.training.steps import finished_step
+from llama_lab.training.trainer_cli import LabCLI
+
+SMOOTHING = 0.9
+"""How much of its running mean each loss keeps."""
+GONE = 1.5
+"""Times the lowest running mean, behind which nothing more is to be seen."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RangeTest:
+    """The rates that are tried."""
+
+    lr_min: float = 1e-5
+    """Learning rate of the first step."""
+
+    lr_max: float = 1.0
+    """Learning rate of the last step, unless the loss has left before."""
+
+    steps: int = 200
+    """Optimiser steps from one to the other, the rate growing by the same factor at each."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.lr_min < self.lr_max < math.inf:
+            raise UserError(
+                f"--lr_min {self.lr_min} and --lr_max {self.lr_max}: must be above 0, and the "
+                "first below the second"
+            )
+        if self.steps < 20:
+            raise UserError(f"--steps {self.steps}: must be 20 or more, to see a slope")
+
+    def rate(self, step: int) -> float:
+        """Learning rate of a step, 0 for the first."""
+        return self.lr_min * (self.lr_max / self.lr_min) ** (step / (self.steps - 1))
+
+
+@dataclass(kw_only=True)
+class Walk:
+    """What the test saw: a rate and a training loss (nats per token) for each step."""
+
+    rates: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    running: float = 0.0
+    """Running mean of the losses: what is known while the test runs."""
+    lowest_running: float = math.inf
+    left: bool = False
+    """Whether the loss has left for good: it is not finite, or far above where it was."""
+
+    def add(self, rate: float, loss: float) -> None:
+        """Take a step's loss."""
+        if not math.isfinite(loss):
+            self.left = True
+            return
+        self.rates.append(rate)
+        self.losses.append(loss)
+        self.running = SMOOTHING * (self.running or loss) + (1 - SMOOTHING) * loss
+        self.lowest_running = min(self.lowest_running, self.running)
+        self.left = self.running > GONE * self.lowest_running
+
+    @cached_property
+    def smoothed(self) -> list[float]:
+        """Mean of the losses around each step, as many before as behind it; none is later for it,
+        as in a running mean, where the loss falls."""
+        n, most = len(self.losses), self.span
+        return [
+            fmean(self.losses[i - reach : i + reach + 1])
+            for i in range(n)
+            for reach in (min(most, i, n - 1 - i),)
+        ]
+
+    @property
+    def span(self) -> int:
+        """Steps on each side over which the losses are smoothed and their slope is taken."""
+        return max(1, len(self.losses) // 20)
+
+    @property
+    def lowest(self) -> float:
+        """The rate at which the smoothed loss was lowest."""
+        return self.rates[self.smoothed.index(min(self.smoothed))]
+
+    @property
+    def steepest(self) -> float:
+        """The rate, before that, at which the smoothed loss fell fastest per factor of the rate."""
+        losses, span = self.smoothed, self.span
+        last = min(losses.index(min(losses)), len(losses) - 1 - span)
+        falls = {losses[i - span] - losses[i + span]: i for i in range(span, last + 1)}
+        return self.rates[falls[max(falls)]] if falls else self.lowest
+
+
+class GrowingRate(Callback):
+    """Sets the rate of every step, all groups in proportion, and ends where the loss has left."""
+
+    def __init__(self, test: RangeTest, peak: float) -> None:
+        self.test, self.peak, self.walk = test, peak, Walk()
+
+    def on_before_optimizer_step(
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """The rate of this step."""
+        factor = self.test.rate(trainer.global_step) / self.peak
+        peaks = trainer.lr_scheduler_configs[0].scheduler.base_lrs
+        for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+            group["lr"] = peak * factor
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Its loss, which the weights of before it gave."""
+        assert isinstance(pl_module, LanguageModel)
+        if not finished_step(trainer, batch_idx):
+            return
+        loss, _ = pl_module.meter.read_synced()
+        pl_module.meter.reset()
+        self.walk.add(self.test.rate(trainer.global_step - 1), loss)
+        trainer.should_stop = self.walk.left
+
+
+class RangeCLI(LabCLI):
+    """``fit``'s command line, for a training that leaves nothing behind."""
+
+    def __init__(self, args: list[str], test: RangeTest) -> None:
+        self.test = test
+        steps = f"{test.steps}"
+        own = [f"--trainer.max_steps={steps}", f"--trainer.val_check_interval={steps}"]
+        super().__init__("fit", [*args, *own])
+
+    def run_callbacks(self) -> list[Any]:
+        """Seeds as in a run, and the rate."""
+        self.growing = GrowingRate(self.test, self.model.optimizer_config.lr)
+        return [StepSeeds(int(self.config["seed_everything"])), self.growing]
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Without validation."""
+        return super().instantiate_trainer(limit_val_batches=0, **kwargs)
+
+    def walk(self) -> Walk:
+        """Carry the test out."""
+        self._run(self.trainer.fit)
+        return self.growing.walk
