@@ -17,6 +17,7 @@ COMMANDS = (
     "test",
     "generate",
     "describe",
+    "lr-range",
     "ablate",
     "runs",
     "import",
