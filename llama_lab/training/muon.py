@@ -15,6 +15,9 @@ from torch import Tensor
 
 STACK = 2**26
 """Entries that are made orthogonal at once: 128 MiB in bfloat16."""
+ALONE = 2**17
+"""Entries from which on a matrix is made orthogonal alone on a CPU: its products fill the
+processor, and torch's batched ones take longer there."""
 
 
 class Muon(torch.optim.Muon):
@@ -50,16 +53,20 @@ class Muon(torch.optim.Muon):
         momenta = [self.state[p]["momentum_buffer"] for p in matrices]
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
         ahead = torch._foreach_lerp(gradients, momenta, group["momentum"])
-        steps = orthogonal(torch.stack(ahead), group["ns_coefficients"], group["ns_steps"])
+        stack = torch.stack(ahead) if len(ahead) > 1 else ahead[0]
+        steps = orthogonal(stack, group["ns_coefficients"], group["ns_steps"])
         rate = group["lr"] * step_scale(matrices[0].shape, group["adjust_lr_fn"])
         torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_add_(matrices, steps.to(matrices[0].dtype).unbind(), alpha=-rate)
+        steps = steps.to(matrices[0].dtype).view(len(matrices), *matrices[0].shape)
+        torch._foreach_add_(matrices, steps.unbind(), alpha=-rate)
 
 
 def orthogonal(
     stack: Tensor, coefficients: tuple[float, float, float], n_steps: int, eps: float = 1e-7
 ) -> Tensor:
-    """About U Vᵀ of each matrix's singular value decomposition U S Vᵀ, ``[S, M, N]`` in bfloat16.
+    """About U Vᵀ of each matrix's singular value decomposition U S Vᵀ, in bfloat16.
+
+    ``[S, M, N]``, or one matrix ``[M, N]``, to the same shape.
 
     Newton and Schulz's iteration X ← a X + b X Xᵀ X + c (X Xᵀ)² X on the matrix divided by its
     Frobenius norm; the coefficients trade exactness (singular values end between about 0.7 and
@@ -69,9 +76,10 @@ def orthogonal(
     x = (stack.mT if is_tall else stack).bfloat16()
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=eps)
     a, b, c = coefficients
+    multiply = torch.addmm if x.ndim == 2 else torch.baddbmm
     for _ in range(n_steps):
         gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+        x = multiply(x, multiply(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.mT if is_tall else x
 
 
@@ -92,7 +100,8 @@ def _shape(matrix: Tensor) -> tuple[int, ...]:
 
 
 def _stacks(alike: list[Tensor]) -> Iterator[list[Tensor]]:
-    size = max(1, STACK // alike[0].numel())
+    entries, is_on_cpu = alike[0].numel(), alike[0].device.type == "cpu"
+    size = 1 if is_on_cpu and entries >= ALONE else max(1, STACK // entries)
     for first in range(0, len(alike), size):
         yield alike[first : first + size]
 
