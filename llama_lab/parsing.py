@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from jsonargparse import ArgumentParser, set_parsing_settings
 
@@ -23,12 +23,43 @@ _TYPE_WORDS = {
     "NoneType": "null",
 }
 
+OF_FIT = ("--model.", "--data.", "--trainer.")
+"""With what the flags of ``fit`` begin that say what is trained, and how."""
+
+
+class Flag(NamedTuple):
+    """A setting on the command line."""
+
+    name: str
+    value: str
+
 
 class Parser(ArgumentParser):
     """An ArgumentParser whose errors are :class:`UserError`, one line each."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         raise UserError(readable(message, self._option_string_actions)) from ex
+
+
+def split_flags(argv: list[str], prefixes: tuple[str, ...]) -> tuple[list[str], list[Flag]]:
+    """A command's own arguments, and those flags, each with its value, that are for another.
+
+    Raises:
+        UserError: Such a flag has no value.
+    """
+    own: list[str] = []
+    flags: list[Flag] = []
+    words = iter(argv)
+    for word in words:
+        flag, equals, value = word.partition("=")
+        if not flag.startswith(prefixes):
+            own.append(word)
+            continue
+        following = value if equals else next(words, None)
+        if following is None:
+            raise UserError(f"{flag}: its value is missing")
+        flags.append(Flag(flag, following))
+    return own, flags
 
 
 def readable(message: str, flags: Iterable[str]) -> str:

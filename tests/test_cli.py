@@ -17,6 +17,7 @@ COMMANDS = (
     "test",
     "generate",
     "describe",
+    "bench",
     "ablate",
     "runs",
     "import",

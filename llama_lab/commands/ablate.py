@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from llama_lab.configs import logs_folder
 from llama_lab.errors import Stopped, UserError
-from llama_lab.parsing import Parser
+from llama_lab.parsing import OF_FIT, Parser, split_flags
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -25,7 +25,6 @@ DESCRIPTION = (
     "--data.corpus FILE, …) override the study's settings for every arm. A study of parts trains "
     "nothing: it times two writings of each part, such as plain and fused."
 )
-OVERRIDABLE = ("--model.", "--data.", "--trainer.")
 
 
 def main(argv: list[str], prog: str) -> int:
@@ -115,21 +114,8 @@ def split_overrides(argv: list[str]) -> tuple[list[str], dict[str, Any]]:
     """
     import yaml
 
-    own: list[str] = []
-    overrides: dict[str, Any] = {}
-    pending = list(argv)
-    while pending:
-        word = pending.pop(0)
-        if not word.startswith(OVERRIDABLE):
-            own.append(word)
-            continue
-        flag, equals, value = word.partition("=")
-        if not equals:
-            if not pending:
-                raise UserError(f"{flag}: its value is missing")
-            value = pending.pop(0)
-        overrides[flag.removeprefix("--")] = yaml.safe_load(value)
-    return own, overrides
+    own, flags = split_flags(argv, OF_FIT)
+    return own, {flag.removeprefix("--"): yaml.safe_load(value) for flag, value in flags}
 
 
 def refuse_for_parts(options: Namespace, overrides: dict[str, Any]) -> None:
