@@ -118,7 +118,11 @@ def rows(result: BenchResult) -> list[tuple[str, str]]:
     shares = [f"{words.get(phase, phase)} {part:.1%}" for phase, part in result.share.items()]
     compiled = "compiled" if result.compiled else "not compiled"
     bandwidth = in_bytes(result.memory_bandwidth_bytes_per_second)
-    steps = "1 step" if result.steps == 1 else f"{result.steps:,} steps"
+    spread = (
+        "the only one that was timed"
+        if result.steps == 1
+        else f"{_ms(step.min)} to {_ms(step.max)} in {result.steps:,} steps"
+    )
     return [
         ("config", f"{result.name}: {result.parameters:,} parameters"),
         ("device", f"{result.device} ({result.device_name}), {result.threads} thread(s)"),
@@ -134,8 +138,7 @@ def rows(result: BenchResult) -> list[tuple[str, str]]:
         ),
         (
             "step",
-            f"{step.median:,.2f} ms ({step.min:,.2f} to {step.max:,.2f} in {steps}), "
-            f"{result.batch_size:,} x {result.context:,} tokens",
+            f"{_ms(step.median)} ms ({spread}), {result.batch_size:,} x {result.context:,} tokens",
         ),
         ("of a step", ", ".join(shares)),
         ("peak memory", "not known here" if peak is None else in_bytes(peak)),
@@ -149,6 +152,10 @@ def rows(result: BenchResult) -> list[tuple[str, str]]:
         ("", ""),
         ("limit", result.limit),
     ]
+
+
+def _ms(milliseconds: float) -> str:
+    return f"{milliseconds:,.2f}" if milliseconds < 100 else f"{milliseconds:,.0f}"
 
 
 def _say(text: str) -> None:

@@ -16,6 +16,7 @@ import torch
 
 from llama_lab.data.datamodule import DEVICE_TOKENS
 from llama_lab.lab.limits import Phase, Step, limit_of
+from llama_lab.lab.part_run import computing_on
 from llama_lab.lab.step_bench import SLOW_STEP, BenchCLI
 from llama_lab.lab.timing import time_decoding
 from llama_lab.model.accounting import count_parameters, decoding_bytes
@@ -26,7 +27,7 @@ from llama_lab.training.ceilings import matmul_ceiling, memory_bandwidth, produc
 from llama_lab.training.compiling import missing_compiler
 from llama_lab.training.receipts import describe_device, versions
 
-CEILING_SECONDS, BANDWIDTH_SECONDS, DECODING_SECONDS = 0.5, 0.4, 1.0
+CEILING_SECONDS, BANDWIDTH_SECONDS, DECODING_SECONDS = 0.3, 0.4, 1.0
 LONGEST_PROMPT = 512
 
 
@@ -130,9 +131,9 @@ def conclude(name: str, cli: BenchCLI, say: Callable[[str], None]) -> BenchResul
         mfu=rate * flops_per_token / ceiling,
         bandwidth_share=traffic_share(cli, statistics.median(seconds), bandwidth),
         bf16_gain=bf16_gain(device, dtype, ceiling),
-        device=device.type,
         threads=about["threads"],
         cores=cores(),
+        thread_gain=thread_gain(device, dtype, ceiling),
         n_layers=module.decoder_config.n_layers,
         batch_size=data.batch_size,
         accumulation=trainer.accumulate_grad_batches,
@@ -200,6 +201,14 @@ def bf16_gain(device: torch.device, dtype: torch.dtype, ceiling: float) -> float
     if dtype.itemsize <= 2:
         return None
     return matmul_ceiling(device, torch.bfloat16, CEILING_SECONDS) / ceiling
+
+
+def thread_gain(device: torch.device, dtype: torch.dtype, ceiling: float) -> float | None:
+    """How many times as high the ceiling is on all cores; None where they compute, or a GPU."""
+    if device.type != "cpu" or torch.get_num_threads() >= cores():
+        return None
+    with computing_on(cores()):
+        return matmul_ceiling(device, dtype, CEILING_SECONDS) / ceiling
 
 
 def traffic_share(cli: BenchCLI, seconds: float, bandwidth: float) -> float | None:

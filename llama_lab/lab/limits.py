@@ -33,9 +33,11 @@ class Step:
     not known."""
     bf16_gain: float | None
     """The matmul ceiling of bfloat16 over the run's; None where the run multiplies in 16 bits."""
-    device: str
     threads: int
     cores: int
+    thread_gain: float | None
+    """The matmul ceiling with a thread for every core over the run's; None where there is one, and
+    off the CPU."""
     n_layers: int
     batch_size: int
     accumulation: int
@@ -109,12 +111,14 @@ def optimizer_bound(step: Step) -> str | None:
 
 def thread_bound(step: Step) -> str | None:
     """Cores stand idle."""
-    idle = step.device == "cpu" and step.threads < step.cores
-    if not idle or step.layer_seconds < SMALL_LAYER_SECONDS:
+    if step.thread_gain is None or step.thread_gain < WORTHWHILE_GAIN:
+        return None
+    if step.layer_seconds < SMALL_LAYER_SECONDS:  # too little to be shared
         return None
     return (
-        f"threads: {step.threads} of {step.cores} cores compute ({step.computing:.0%} of a step is "
-        f"forward and backward); set OMP_NUM_THREADS={step.cores}"
+        f"thread bound: {step.computing:.0%} of a step is forward and backward, and matrices are "
+        f"multiplied {step.thread_gain:.1f} times as fast on {step.cores} threads as on "
+        f"{step.threads}; set OMP_NUM_THREADS={step.cores}"
     )
 
 

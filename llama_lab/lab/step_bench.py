@@ -201,14 +201,17 @@ class BenchCLI(LabCLI):
         last = [f"--{name}={NEVER}" for name in ("trainer.val_check_interval", "checkpoint_every")]
         super().__init__("fit", [*first, *arguments, *last, "--trainer.logger=null"], folder)
 
+    def _checkpoint(self, explicit: dict[str, Any], name: str | None) -> None:
+        if explicit.get("ckpt_path") is not None:
+            raise UserError(
+                f"ckpt_path {explicit['ckpt_path']}: the bench goes on with no run; leave it out "
+                "of the config (model.init_from takes weights)"
+            )
+
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """With the clock in the place of a profiler."""
         self.clock = PhaseClock()
         self.watch = StepWatch(self.clock)
-        if self.resumes:
-            raise UserError(
-                f"ckpt_path {self.ckpt_path}: the bench begins a run; leave it out of the config"
-            )
         trainer = super().instantiate_trainer(profiler=self.clock, **kwargs)
         if trainer.world_size > 1:
             raise UserError(

@@ -13,9 +13,9 @@ MEASURED: dict[str, Any] = {
     "mfu": 0.2,
     "bandwidth_share": 0.1,
     "bf16_gain": 4.0,
-    "device": "cpu",
-    "threads": 8,
+    "threads": 2,
     "cores": 8,
+    "thread_gain": 1.2,
     "n_layers": 4,
     "batch_size": 32,
     "accumulation": 1,
@@ -59,7 +59,7 @@ def limit(share: dict[str, float] = COMPUTING, **changes: Any) -> str:
         (LOGGING, {"accumulation": 4}, "overhead bound", "--trainer.accumulate_grad_batches"),
         (UPDATING, {}, "optimiser bound: 45%", "--data.batch_size (now 32)"),
         (UPDATING, {"optimizer": "muon"}, "optimiser bound", "--model.optimizer.kind adamw"),
-        (COMPUTING, {"threads": 1}, "threads: 1 of 8", "OMP_NUM_THREADS=8"),
+        (COMPUTING, {"thread_gain": 3.6}, "thread bound: 90%", "OMP_NUM_THREADS=8"),
         (COMPUTING, {"mfu": 0.7}, "compute bound: MFU 70%", "bf16-mixed multiplies 4.0 times"),
         (COMPUTING, {"mfu": 0.7, "bf16_gain": 1.1}, "compute bound", "--model.decoder.dim"),
         (COMPUTING, {"mfu": 0.7, "bf16_gain": None}, "compute bound", "--model.decoder.dim"),
@@ -77,11 +77,16 @@ def limit(share: dict[str, float] = COMPUTING, **changes: Any) -> str:
             "--model.decoder.dim",
         ),
         (COMPUTING, {"seconds": 0.002}, "overhead bound: a layer takes 0.45 ms", "batch_size"),
-        (COMPUTING, {"seconds": 0.002, "threads": 1}, "overhead bound", "--model.compile true"),
+        (
+            COMPUTING,
+            {"seconds": 0.002, "thread_gain": 3.6},
+            "overhead bound",
+            "--model.compile true",
+        ),
         (COMPUTING, {}, "kernel bound: MFU 20%", "--model.compile true"),
         (COMPUTING, {"bandwidth_share": None}, "kernel bound", "--model.compile true"),
         (COMPUTING, {"compiled": True}, "kernel bound", "--model.decoder.dim"),
-        (COMPUTING, {"device": "cuda", "threads": 1}, "kernel bound", "--model.compile true"),
+        (COMPUTING, {"thread_gain": None}, "kernel bound", "--model.compile true"),
     ],
 )
 def test_each_limit_is_named_with_its_number_and_a_setting_that_helps(
@@ -100,7 +105,7 @@ def test_no_setting_is_named_that_is_so_already(
     share: dict[str, float], seconds: float, traffic: float, mfu: float
 ) -> None:
     numbers = {"seconds": seconds, "bandwidth_share": traffic, "mfu": mfu}
-    as_it_is = {"compiled": True, "bf16_gain": None, "log_interval": 50}
+    as_it_is = {"compiled": True, "bf16_gain": None, "thread_gain": None, "log_interval": 50}
     line = limit(share, **numbers, **as_it_is)
     for setting in ("compile", "bf16", "OMP_NUM_THREADS", "log_every", "kind adamw", "workers"):
         assert setting not in line
