@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -121,19 +121,62 @@ def conclude(name: str, cli: BenchCLI, say: Callable[[str], None]) -> BenchResul
     bandwidth = memory_bandwidth(device, BANDWIDTH_SECONDS)
     tokens = data.batch_size * data.context
     rate = tokens * len(seconds) / sum(seconds)
-    flops_per_token = cli.metrics.flops_per_token
-    phases = watch.profiled.phases
-    share = {phase: spent / sum(phases.values()) for phase, spent in phases.items()}
+    flops = rate * cli.metrics.flops_per_token
+    step = measured_step(cli, flops / ceiling, Ceilings(device, dtype, ceiling, bandwidth))
     about = describe_device(device, str(trainer.precision))
-    step = Step(
-        share=share,
-        seconds=statistics.median(seconds),
-        mfu=rate * flops_per_token / ceiling,
-        bandwidth_share=traffic_share(cli, statistics.median(seconds), bandwidth),
-        bf16_gain=bf16_gain(device, dtype, ceiling),
+    return BenchResult(
+        name=name,
+        device=device.type,
+        device_name=about["name"],
         threads=about["threads"],
+        precision=about["precision"],
+        compiled=module.compilation.compiled,
+        compiled_because=module.compilation.because,
+        parameters=count_parameters(module.decoder_config).total,
+        flops_per_token=cli.metrics.flops_per_token,
+        batch_size=data.batch_size,
+        context=data.context,
+        tokens_per_step=tokens,
+        steps=len(seconds),
+        tokens_per_second=rate,
+        flops_per_second=flops,
+        mfu=step.mfu,
+        matmul_ceiling_flops_per_second=ceiling,
+        memory_bandwidth_bytes_per_second=bandwidth,
+        peak_memory_bytes=watch.peak_bytes,
+        step_ms=step_ms(seconds),
+        share=dict(step.share),
+        # The Trainer has moved the network to the CPU when it ended.
+        decoding=decoding_speed(module.network.to(device), bandwidth),
+        limit=limit_of(step),
+        versions=versions(),
+    )
+
+
+class Ceilings(NamedTuple):
+    """What was measured of a device, at the precision of a run."""
+
+    device: torch.device
+    dtype: torch.dtype
+    flops_per_second: float
+    bytes_per_second: float
+
+
+def measured_step(cli: BenchCLI, mfu: float, ceilings: Ceilings) -> Step:
+    """The step and its settings, as the rules about limits read them."""
+    trainer, module, watch = cli.trainer, cli.model, cli.watch
+    data, device = data_of(trainer), ceilings.device
+    phases = watch.profiled.phases
+    seconds = statistics.median(watch.timed.seconds)
+    return Step(
+        share={phase: spent / sum(phases.values()) for phase, spent in phases.items()},
+        seconds=seconds,
+        mfu=mfu,
+        bandwidth_share=traffic_share(cli, seconds, ceilings.bytes_per_second),
+        bf16_gain=bf16_gain(ceilings),
+        threads=torch.get_num_threads(),
         cores=cores(),
-        thread_gain=thread_gain(device, dtype, ceiling),
+        thread_gain=thread_gain(ceilings),
         n_layers=module.decoder_config.n_layers,
         batch_size=data.batch_size,
         accumulation=trainer.accumulate_grad_batches,
@@ -144,37 +187,12 @@ def conclude(name: str, cli: BenchCLI, say: Callable[[str], None]) -> BenchResul
         compiled=module.compilation.compiled,
         can_compile=missing_compiler(device.type) is None,
     )
-    return BenchResult(
-        name=name,
-        device=device.type,
-        device_name=about["name"],
-        threads=about["threads"],
-        precision=about["precision"],
-        compiled=module.compilation.compiled,
-        compiled_because=module.compilation.because,
-        parameters=count_parameters(module.decoder_config).total,
-        flops_per_token=flops_per_token,
-        batch_size=data.batch_size,
-        context=data.context,
-        tokens_per_step=tokens,
-        steps=len(seconds),
-        tokens_per_second=rate,
-        flops_per_second=rate * flops_per_token,
-        mfu=step.mfu,
-        matmul_ceiling_flops_per_second=ceiling,
-        memory_bandwidth_bytes_per_second=bandwidth,
-        peak_memory_bytes=watch.peak_bytes,
-        step_ms=StepMs(
-            median=statistics.median(seconds) * 1e3,
-            min=min(seconds) * 1e3,
-            max=max(seconds) * 1e3,
-        ),
-        share=share,
-        # The Trainer has moved the network to the CPU when it ended.
-        decoding=decoding_speed(module.network.to(device), bandwidth),
-        limit=limit_of(step),
-        versions=versions(),
-    )
+
+
+def step_ms(seconds: list[float]) -> StepMs:
+    """Of steps that took so long."""
+    each = [1e3 * s for s in seconds]
+    return StepMs(median=statistics.median(each), min=min(each), max=max(each))
 
 
 def decoding_speed(decoder: Decoder, bandwidth: float) -> DecodingSpeed:
@@ -196,19 +214,21 @@ def decoding_speed(decoder: Decoder, bandwidth: float) -> DecodingSpeed:
     )
 
 
-def bf16_gain(device: torch.device, dtype: torch.dtype, ceiling: float) -> float | None:
+def bf16_gain(found: Ceilings) -> float | None:
     """How many times as high the ceiling of bfloat16 is; None for a run in 16 bits."""
-    if dtype.itemsize <= 2:
+    if found.dtype.itemsize <= 2:
         return None
-    return matmul_ceiling(device, torch.bfloat16, CEILING_SECONDS) / ceiling
+    other = matmul_ceiling(found.device, torch.bfloat16, CEILING_SECONDS)
+    return other / found.flops_per_second
 
 
-def thread_gain(device: torch.device, dtype: torch.dtype, ceiling: float) -> float | None:
+def thread_gain(found: Ceilings) -> float | None:
     """How many times as high the ceiling is on all cores; None where they compute, or a GPU."""
-    if device.type != "cpu" or torch.get_num_threads() >= cores():
+    if found.device.type != "cpu" or torch.get_num_threads() >= cores():
         return None
     with computing_on(cores()):
-        return matmul_ceiling(device, dtype, CEILING_SECONDS) / ceiling
+        other = matmul_ceiling(found.device, found.dtype, CEILING_SECONDS)
+    return other / found.flops_per_second
 
 
 def traffic_share(cli: BenchCLI, seconds: float, bandwidth: float) -> float | None:
