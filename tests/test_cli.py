@@ -17,6 +17,7 @@ COMMANDS = (
     "test",
     "generate",
     "describe",
+    "bench",
     "lr-range",
     "ablate",
     "runs",

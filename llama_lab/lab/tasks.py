@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,15 @@ from llama_lab.checkpoints import read_record
 from llama_lab.data.store import TokenStore, open_store, prepare_store
 from llama_lab.errors import UserError
 from llama_lab.files import write_atomically
-from llama_lab.generation.generate import generate, load_model, sample_text
+from llama_lab.generation.generate import load_model, sample_text
 from llama_lab.generation.sampling import SamplingConfig
 from llama_lab.lab.passages import longest_shared
 from llama_lab.lab.peak import PeakMemory
 from llama_lab.lab.study import nested
-from llama_lab.lab.timing import time_step
+from llama_lab.lab.timing import time_decoding, time_step
 from llama_lab.model.accounting import cache_bytes
 from llama_lab.model.causality import probe_causality
+from llama_lab.model.decoder import Decoder
 from llama_lab.model.settings import SettingError
 from llama_lab.training.callbacks import SAMPLE_TOKENS
 from llama_lab.training.trainer_cli import LabCLI, quiet
@@ -116,30 +116,15 @@ def look_at(checkpoint: Path, decode: Mapping[str, int] | None, probe: bool) -> 
     decoder = load_model(checkpoint).decoder
     return {
         "causal": probe_causality(decoder).causal if probe else None,
-        "decoding": None if decode is None else time_decoding(decoder, **decode),
+        "decoding": None if decode is None else decoding_of(decoder, **decode),
     }
 
 
-def time_decoding(decoder: Any, context: int, tokens: int) -> dict[str, Any]:
-    """Generate ``tokens`` ids behind a text of ``context`` random ids, with the cache."""
-    n_ids = decoder.config.vocab_size
-    draws = torch.Generator().manual_seed(0)
-    prompt = torch.randint(n_ids, (context,), generator=draws).tolist()
-    ids = generate(
-        decoder,
-        prompt,
-        max_new_tokens=tokens + 1,
-        sampling=SamplingConfig(temperature=0.0),
-        generator=draws,
-        n_ids=n_ids,
-        stop=None,
-    )
-    next(ids)  # reads the prompt
-    began = time.perf_counter()
-    made = sum(1 for _ in ids)
-    seconds = time.perf_counter() - began
+def decoding_of(decoder: Decoder, context: int, tokens: int) -> dict[str, Any]:
+    """How fast ``tokens`` ids come behind ``context`` others, and the cache of 16 bits there."""
     cache = cache_bytes(decoder.config, context, torch.bfloat16)
-    return {"context": context, "tokens_per_second": made / seconds, "cache_bytes": cache.seen}
+    rate = tokens / time_decoding(decoder, context, tokens)
+    return {"context": context, "tokens_per_second": rate, "cache_bytes": cache.seen}
 
 
 def time_arm(**settings: Any) -> dict[str, Any]:

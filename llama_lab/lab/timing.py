@@ -1,4 +1,5 @@
-"""How long a training step takes: a short trial, to say beforehand what a study will cost."""
+"""How long a training step takes, in a short trial that says beforehand what a study will cost, and
+how long a decoder takes to write."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from llama_lab.generation.generate import generate
+from llama_lab.generation.sampling import SamplingConfig
 from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.model.initialise import initialise
 from llama_lab.training.optimizers import OptimizerConfig, build_optimizer
@@ -84,3 +87,25 @@ def _median(work: Callable[[], None], device: torch.device) -> float:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)
     return statistics.median(seconds[1:])
+
+
+def time_decoding(decoder: Decoder, context: int, tokens: int) -> float:
+    """Seconds for ``tokens`` ids, one text, behind ``context`` random ids, with the cache."""
+    n_ids = decoder.config.vocab_size
+    assert n_ids is not None
+    draws = torch.Generator().manual_seed(0)
+    prompt = torch.randint(n_ids, (context,), generator=draws).tolist()
+    ids = generate(
+        decoder,
+        prompt,
+        max_new_tokens=tokens + 1,
+        sampling=SamplingConfig(temperature=0.0),
+        generator=draws,
+        n_ids=n_ids,
+        stop=None,
+    )
+    next(ids)  # reads the prompt
+    began = time.perf_counter()
+    for _ in ids:
+        pass
+    return time.perf_counter() - began

@@ -133,3 +133,18 @@ def cache_bytes(config: DecoderConfig, context: int, dtype: torch.dtype) -> Cach
         seen += a_position * _seen(context, kind.window)
         storage += size
     return CacheBytes(per_token, seen, storage)
+
+
+def decoding_bytes(config: DecoderConfig, context: int, dtype: torch.dtype) -> int:
+    """Bytes that the token behind ``context`` others makes a decoder of ``dtype`` read, one text.
+
+    Every weight but the tables, of which a row is looked up (a tied one is the head as well, and
+    read whole), and the keys and values that it sees.
+
+    Raises:
+        SettingError: ``config.vocab_size`` is null.
+    """
+    count = count_parameters(config)
+    tables = ("position",) if config.tie_embeddings else ("embedding", "position")
+    read = count.total - sum(count.by_part[table] for table in tables)
+    return read * dtype.itemsize + cache_bytes(config, context, dtype).seen

@@ -13,6 +13,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from llama_lab.data.datamodule import Batch, TextDataModule
 from llama_lab.generation.generate import sample_text
 from llama_lab.generation.sampling import SamplingConfig
+from llama_lab.model.accounting import flops_per_token
+from llama_lab.training.ceilings import product_dtype, run_ceiling
 from llama_lab.training.compiling import Work, settle
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.records import RunEvents
@@ -90,15 +92,29 @@ class StepMetrics(Callback):
 
     Between two reads nothing waits for the device. A loss that is not finite stops the run: at
     once on the CPU, at the next read elsewhere.
+
+    Attributes:
+        latest: What was logged last.
+        flops_per_token: Of forward and backward, as ``describe`` counts them.
+        ceiling: FLOPs per second of the fastest product of matrices at the run's precision, over
+            all its devices, taken to be alike.
     """
 
     def __init__(self) -> None:
         self.mark = time.monotonic()
         self.steps = 0
         self.latest: dict[str, float] = {}
+        self.flops_per_token, self.ceiling = 0, math.nan
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the clock."""
+        """Count and measure what speed is held against, and start the clock."""
+        assert isinstance(pl_module, LanguageModel)
+        device = trainer.strategy.root_device
+        context = data_of(trainer).context
+        dtype = product_dtype(trainer.precision_plugin.forward_context, device)
+        self.flops_per_token = flops_per_token(pl_module.network, context).training
+        # Before the first step: there is memory yet for two large matrices.
+        self.ceiling = trainer.world_size * run_ceiling(device, dtype)
         self.mark, self.steps = time.monotonic(), 0
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -141,11 +157,14 @@ class StepMetrics(Callback):
             module.check_finite()
         now = time.monotonic()
         tokens = self.steps * data.batch_size * data.context
+        rate = tokens / max(now - self.mark, 1e-9)
         self.latest = {
             "train_loss": mean,
             "lr": module.learning_rate,
             "grad_norm": float(module.grad_norm) if module.grad_norm is not None else math.nan,
-            "tokens_per_second": tokens / max(now - self.mark, 1e-9),
+            "tokens_per_second": rate,
+            "flops_per_second": rate * self.flops_per_token,
+            "mfu": rate * self.flops_per_token / self.ceiling,
         }
         self.mark, self.steps = now, 0
         module.meter.reset()

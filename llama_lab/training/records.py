@@ -25,6 +25,8 @@ COLUMNS = (
     "lr",
     "grad_norm",
     "tokens_per_second",
+    "flops_per_second",
+    "mfu",
     "val_loss",
     "val_perplexity",
     "val_bits_per_byte",

@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from llama_lab.model.accounting import (
     cache_bytes,
     count_parameters,
+    decoding_bytes,
     flops_per_token,
     on_meta,
 )
@@ -269,3 +270,23 @@ def test_cache_bytes_are_those_of_the_cache_that_is_filled() -> None:
     assert counted.seen == (16 + 16 + 100) * a_position
     assert cache_bytes(config, 100, torch.float32).seen == 2 * counted.seen
     assert cache_bytes(config, 9, torch.bfloat16).seen == 9 * 3 * a_position
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_a_decoded_token_reads_every_weight_but_what_is_looked_up(is_tied: bool) -> None:
+    config = DecoderConfig.from_dict(
+        {
+            "dim": 16,
+            "n_layers": 2,
+            "context_length": 32,
+            "vocab_size": 50,
+            "tie_embeddings": is_tied,
+            "position": {"kind": "learned"},
+            "attention": {"n_heads": 4, "n_kv_heads": 2},
+        }
+    )
+    total = sum(p.numel() for p in on_meta(config).parameters())
+    looked_up = 32 * 16 + (0 if is_tied else 50 * 16)
+    keys_and_values = 2 * 2 * 2 * 4 * 10
+    assert decoding_bytes(config, 10, torch.float32) == 4 * (total - looked_up + keys_and_values)
+    assert decoding_bytes(config, 10, torch.bfloat16) == 2 * (total - looked_up + keys_and_values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import random
@@ -15,9 +16,11 @@ from lightning.pytorch import Trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from llama_lab.data.datamodule import TextDataModule
+from llama_lab.model.accounting import flops_per_token, on_meta
 from llama_lab.model.decoder import DecoderConfig
+from llama_lab.training.ceilings import run_ceiling
 from llama_lab.training.module import LanguageModel
-from tests.training.conftest import Lab, equal_weights, flags, write_yaml
+from tests.training.conftest import OF_THE_CLOCK, Lab, equal_weights, flags, write_yaml
 
 
 def test_a_run_leaves_every_file_and_ends_with_what_to_do_next(lab: Lab) -> None:
@@ -59,8 +62,22 @@ def test_tensorboard_holds_the_same_numbers_and_a_sample_at_each_validation(lab:
         if row["val_loss"]:
             assert logged[int(row["step"])] == pytest.approx(float(row["val_loss"]), rel=1e-6)
     assert [e.step for e in events.Tensors("sample/text_summary")] == [5, 10, 12]
-    for tag in ("train_loss", "lr", "grad_norm", "tokens_per_second", "val_bits_per_byte"):
+    for tag in ("train_loss", "lr", "grad_norm", *OF_THE_CLOCK, "val_bits_per_byte"):
         assert tag in events.Tags()["scalars"]
+
+
+def test_mfu_is_the_flops_that_describe_counts_over_the_ceiling_of_the_run(lab: Lab) -> None:
+    lab.fit(trainer__max_steps=3)
+    config = DecoderConfig.from_dict(lab.checkpoint()["hyper_parameters"]["decoder"])
+    per_token = flops_per_token(on_meta(config), context=16).training
+    ceiling = run_ceiling(torch.device("cpu"), torch.float32)
+    with (lab.run() / "metrics.csv").open() as file:
+        rows = [{name: float(row[name]) for name in OF_THE_CLOCK} for row in csv.DictReader(file)]
+    assert len(rows) == 3
+    for row in rows:
+        flops = row["tokens_per_second"] * per_token
+        assert row["flops_per_second"] == pytest.approx(flops)
+        assert row["mfu"] == pytest.approx(flops / ceiling)
 
 
 def test_learning_rate_warms_up_then_follows_the_cosine(lab: Lab) -> None:
