@@ -8,7 +8,7 @@ from pathlib import Path
 from llama_lab.commands.ablate import require_extra
 from llama_lab.configs import logs_folder
 from llama_lab.errors import RunError, UserError
-from llama_lab.parsing import Flag, Parser, split_flags
+from llama_lab.parsing import OF_FIT, Flag, Parser, split_flags
 
 DESCRIPTION = (
     "A learning-rate range test (Smith 2017): trains for some hundred steps, each at a higher rate "
@@ -19,7 +19,7 @@ DESCRIPTION = (
     "their own, all move in proportion, and the rate is that of --model.optimizer.lr. Nothing that "
     "is trained here is kept."
 )
-OF_FIT = ("--model.", "--data.", "--trainer.", "--seed_everything")
+OF_RUN = (*OF_FIT, "--seed_everything")
 DECIDED = (
     "--trainer.max_steps",
     "--trainer.val_check_interval",
@@ -36,7 +36,7 @@ def main(argv: list[str], prog: str) -> int:
         UserError: A flag is refused, by this command or by ``fit``.
         RunError: Not even the first steps were sound.
     """
-    own, flags = split_flags(argv, OF_FIT)
+    own, flags = split_flags(argv, OF_RUN)
     parser = build_parser(prog)
     options = parser.parse_args(own)
     refuse_decided(flags)
