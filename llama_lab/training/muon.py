@@ -20,6 +20,9 @@ ALONE = 2**17
 processor, and torch's batched ones take longer there."""
 
 
+Closure = Callable[[], Any]
+
+
 class Muon(torch.optim.Muon):
     """``torch.optim.Muon``, where matrices of one shape are made orthogonal in one product.
 
@@ -29,12 +32,9 @@ class Muon(torch.optim.Muon):
     """
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Closure | None = None) -> Any:
         """One step, from the gradients that there are."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluated(closure)
         for group in self.param_groups:
             matrices = [p for p in group["params"] if p.grad is not None]
             # The sort keeps the order of equals, so that the stacks are the same in every process.
@@ -106,6 +106,14 @@ def _stacks(alike: list[Tensor]) -> Iterator[list[Tensor]]:
         yield alike[first : first + size]
 
 
+def evaluated(closure: Closure | None) -> Any:
+    """What a step's closure gives, which may ask for gradients; ``None`` without one."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
 class Combined(torch.optim.Optimizer):
     """Several optimisers as one: their groups one after the other, one state, one step.
 
@@ -131,12 +139,9 @@ class Combined(torch.optim.Optimizer):
         self._share()
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Closure | None = None) -> Any:
         """One step of each."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluated(closure)
         for part in self.parts:
             part.step()
         return loss
