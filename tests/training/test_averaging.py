@@ -6,9 +6,18 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import SingleDeviceStrategy
 
+from llama_lab.model.decoder import DecoderConfig
 from llama_lab.model.settings import SettingError
-from llama_lab.training.averaging import AVERAGES, AveragingConfig, AveragingKind
+from llama_lab.training.averaging import (
+    AVERAGES,
+    AveragedWeights,
+    AveragingConfig,
+    AveragingKind,
+)
+from llama_lab.training.module import LanguageModel
 from tests.training.conftest import Lab, equal_weights, flags
 
 # A shorter run then has the rates of a longer one.
@@ -90,6 +99,17 @@ def test_a_resumed_run_ends_with_the_same_average_to_the_bit(lab: Lab) -> None:
     assert equal_weights(lab.checkpoint(), whole)
     for name, tensor in whole["current_model_state"].items():
         assert torch.equal(lab.checkpoint()["current_model_state"][name], tensor)
+
+
+def test_the_average_lies_on_the_device_that_trains() -> None:
+    model = LanguageModel(decoder=DecoderConfig(dim=16, n_layers=1, vocab_size=5))
+    # At setup the module is still on the CPU, as it would be beside a GPU.
+    strategy = SingleDeviceStrategy(device=torch.device("meta"))
+    averages = AveragedWeights(AveragingConfig(kind="ema"))
+    averages.setup(Trainer(accelerator="cpu", strategy=strategy, logger=False), model, "fit")
+    assert averages._average_model is not None
+    assert {p.device.type for p in averages._average_model.parameters()} == {"meta"}
+    assert {p.device.type for p in model.parameters()} == {"cpu"}
 
 
 def test_lightnings_own_averaging_is_refused_with_ours_named(lab: Lab) -> None:
