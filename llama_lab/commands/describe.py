@@ -102,6 +102,8 @@ def _read_arguments(argv: list[str], prog: str) -> tuple[Namespace, Source, Deco
     # The file's settings go through the very flags that override them: one set of rules, one kind
     # of error. Its defaults are the dataclasses'.
     settings = [f"{flag}={value}" for flag, value in _as_flags(DECODER_FLAG, source.decoder)]
+    if source.optimizer is not None:
+        settings.append(f"--optimizer={source.optimizer}")
     try:
         parser.parse_args([name, *settings])
     except UserError as error:
@@ -112,12 +114,14 @@ def _read_arguments(argv: list[str], prog: str) -> tuple[Namespace, Source, Deco
 
 @dataclass(frozen=True)
 class Source:
-    """A file and the decoder settings in it (those left out have their defaults)."""
+    """A file, the decoder settings in it (those left out have their defaults), and the kind of
+    optimiser that it names."""
 
     path: Path
     decoder: Mapping[str, Any]
     fault: str | None = None
     has_weights: bool = False
+    optimizer: object = None
 
 
 def _find(name: str) -> Source:
@@ -128,7 +132,8 @@ def _find(name: str) -> Source:
         except UserError as error:
             raise UserError(str(error).removeprefix("--ckpt_path ")) from error
         record = read_record(path)
-        return Source(path, record.decoder, record.fault, has_weights=True)
+        kind = _optimizer(record.settings["model"])
+        return Source(path, record.decoder, record.fault, has_weights=True, optimizer=kind)
     if (Path(name) / "config.json").is_file():
         from llama_lab.interop.huggingface import read_decoder
 
@@ -139,15 +144,23 @@ def _find(name: str) -> Source:
         return Source(path, content)
     model = content.get("model")
     decoder = model.get("decoder") if isinstance(model, Mapping) else None
+    kind = _optimizer(model)
     if decoder is None:
-        return Source(path, {})
+        return Source(path, {}, optimizer=kind)
     if isinstance(decoder, str):
         from llama_lab.training.arguments import whole_decoder
 
-        return Source(path, json.loads(whole_decoder(decoder, path.parent)))
+        settings = json.loads(whole_decoder(decoder, path.parent))
+        return Source(path, settings, optimizer=kind)
     if not isinstance(decoder, Mapping):
         raise UserError(f"{path}: model.decoder {decoder}: must be settings, or a preset's name")
-    return Source(path, decoder)
+    return Source(path, decoder, optimizer=kind)
+
+
+def _optimizer(model: object) -> object:
+    """The kind that a config's or a checkpoint's model settings name, if any."""
+    optimizer = model.get("optimizer") if isinstance(model, Mapping) else None
+    return optimizer.get("kind") if isinstance(optimizer, Mapping) else None
 
 
 def _config_file(name: str) -> Path:

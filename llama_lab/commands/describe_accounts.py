@@ -54,8 +54,9 @@ class AccountOptions:
     precision: Literal["32-true", "bf16-mixed", "bf16-true"] = "32-true"
     """In what the weights are kept, as --trainer.precision says it: bf16-mixed keeps float32."""
 
-    optimizer: Literal["adamw", "muon"] = "adamw"
-    """What training remembers, as --model.optimizer.kind says it."""
+    optimizer: Literal["adamw", "muon"] | None = None
+    """What training remembers, as --model.optimizer.kind says it; null means that of the config or
+    checkpoint, or adamw."""
 
     cache_precision: CachePrecision = "16"
     """Bits of a number in the KV cache."""
@@ -175,7 +176,7 @@ def _training_memory(
 ) -> dict[str, dict[str, Any]]:
     from llama_lab.model.memory import PRECISIONS, training_memory
 
-    batch_size, optimizer = options.batch_size, options.optimizer
+    batch_size, optimizer = options.batch_size, options.optimizer or "adamw"
     count = partial(training_memory, config, batch_size=batch_size, context=context)
     try:
         memory = {precision: count(precision, optimizer) for precision in PRECISIONS}

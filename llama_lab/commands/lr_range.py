@@ -12,12 +12,12 @@ from llama_lab.parsing import OF_FIT, Flag, Parser, split_flags
 
 DESCRIPTION = (
     "A learning-rate range test (Smith 2017): trains for some hundred steps, each at a higher rate "
-    "than the one before, until the loss leaves. Says where the loss falls fastest and where it is "
-    "lowest, and writes report.html, results.csv and results.json (steps, steepest_lr, lowest_lr, "
-    "lowest_loss, highest_lr, rates, losses, smoothed). Flags of `fit` (--model.optimizer.kind "
-    "muon, --data.corpus FILE, …) change what is trained; where groups of parameters have rates of "
-    "their own, all move in proportion, and the rate is that of --model.optimizer.lr. Nothing that "
-    "is trained here is kept."
+    "than the one before, until the loss diverges. Says where the loss falls fastest and where it "
+    "is lowest, and writes report.html, results.csv and results.json (steps, steepest_lr, "
+    "lowest_lr, lowest_loss, highest_lr, rates, losses, smoothed). Flags of `fit` "
+    "(--model.optimizer.kind muon, --data.corpus FILE, …) change what is trained; where groups of "
+    "parameters have rates of their own, all move in proportion, and the rate is that of "
+    "--model.optimizer.lr. Nothing that is trained here is kept."
 )
 OF_RUN = (*OF_FIT, "--seed_everything")
 DECIDED = (
@@ -57,6 +57,8 @@ def main(argv: list[str], prog: str) -> int:
             [f"--config={options.CONFIG}", *(f"{f.name}={f.value}" for f in flags)], test
         )
         walk = cli.walk()
+    if not cli.trainer.is_global_zero:
+        return 0
     if len(walk.rates) < test.steps // 10:
         raise RunError(
             f"the loss was not finite after {len(walk.rates)} steps, at a rate of "

@@ -29,14 +29,14 @@ def sentences(walk: Walk) -> list[str]:
     """The findings in words."""
     found = findings(walk)
     end = (
-        f"behind {found['highest_lr']:.2g} the training left"
+        f"above {found['highest_lr']:.2g} the training diverged"
         if walk.left
         else f"at {found['highest_lr']:.2g}, the highest, it was still sound: raise --lr_max"
     )
     return [
         f"the loss falls fastest at {found['steepest_lr']:.2g}",
         f"it is lowest, {found['lowest_loss']:.3f}, at {found['lowest_lr']:.2g}; {end}",
-        "a peak between the two is where to begin; a long run wants the lower part",
+        "begin with a peak between the two; a long run wants the lower one",
     ]
 
 

@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import WeightAveraging
 from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
 from llama_lab.model.settings import refuse_idle, require
+from llama_lab.training.processes import require_whole_weights
 
 AveragingKind = Literal["none", "ema", "tail"]
 DECAY = 0.999
@@ -22,7 +23,8 @@ class AveragingConfig:
 
     kind: AveragingKind = "none"
     """none, ema (exponential moving average; Polyak & Juditsky 1992 gave the reason) or tail (the
-    mean of all from start_step on: Izmailov et al. 2018, arXiv:1803.05407)."""
+    mean of all from start_step on: Izmailov et al. 2018, arXiv:1803.05407). An average takes the
+    memory of the weights once more."""
 
     decay: float | None = None
     """How much of the average each step keeps, for ema; null means 0.999. Refused with others."""
@@ -68,12 +70,20 @@ class AveragedWeights(WeightAveraging):
 
     Lightning's own callback puts it there for the validation loss alone: here the text that is
     sampled after a validation comes from the average as well. And its average, before it starts, is
-    the weights that the run began with; here it is those of the moment.
+    the weights that the run began with; here it is those of the moment. And it is made before the
+    module has been moved to its device, so that each step would copy all weights to the CPU.
     """
 
     def __init__(self, config: AveragingConfig) -> None:
         super().__init__(use_buffers=False, multi_avg_fn=AVERAGES[config.kind](config))
-        self.first_step = config.first_step
+        self.config, self.first_step = config, config.first_step
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Make room for the average, on the device that trains."""
+        kind = f"--model.averaging.kind {self.config.kind}"
+        require_whole_weights(trainer.strategy, kind, "--model.averaging.kind none")
+        self._device = trainer.strategy.root_device
+        super().setup(trainer, pl_module, stage)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

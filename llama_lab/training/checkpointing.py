@@ -30,7 +30,8 @@ class AtomicCheckpointIO(CheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
     ) -> None:
-        """Write beside the target, force to disk, rename."""
+        """Write beside the target, force to disk, rename; make the folder if there is none."""
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         write_atomically(Path(path), lambda file: torch.save(checkpoint, file))
 
     def load_checkpoint(

@@ -7,14 +7,13 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor, nn
 
 from llama_lab.data.datamodule import Batch
-from llama_lab.errors import UserError
 from llama_lab.model.activity import LayerActivity, observe
 from llama_lab.model.block import Block
 from llama_lab.training.module import LanguageModel
+from llama_lab.training.processes import require_whole_weights
 from llama_lab.training.records import (
     INITIAL_GRADIENT_NORM,
     MetricsCsv,
@@ -58,12 +57,9 @@ class Diagnostics(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse to measure where a process holds but a part of each weight."""
-        if not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
-            raise UserError(
-                f"--diagnostics_every {self.every}: {type(trainer.strategy).__name__} may divide a "
-                "layer's weights between processes; set --diagnostics_every null, or "
-                "--trainer.strategy ddp"
-            )
+        require_whole_weights(
+            trainer.strategy, f"--diagnostics_every {self.every}", "--diagnostics_every null"
+        )
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int

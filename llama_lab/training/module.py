@@ -24,6 +24,7 @@ from llama_lab.model.settings import require
 from llama_lab.training.averaging import AveragingConfig
 from llama_lab.training.compiling import Compilation, CompileSetting
 from llama_lab.training.optimizers import OptimizerConfig, build_optimizer
+from llama_lab.training.processes import require_whole_weights
 from llama_lab.training.schedules import ScheduleConfig, lr_factor
 from llama_lab.training.soundness import check_finite, diverged
 from llama_lab.training.state import LossMeter, RunState, hash_parts
@@ -125,7 +126,12 @@ class LanguageModel(LightningModule):
     # ---- construction ------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
-        """Refuse to train on longer sequences than the model is declared for."""
+        """Refuse to train on longer sequences than the model is declared for, and to make parts of
+        matrices orthogonal."""
+        kind = self.optimizer_config.kind
+        if stage == "fit" and kind == "muon":
+            flag = "--model.optimizer.kind"
+            require_whole_weights(self.trainer.strategy, f"{flag} {kind}", f"{flag} adamw")
         data, limit = self._datamodule, self.decoder_config.context_length
         if stage == "fit" and data is not None and data.context > limit:
             raise UserError(

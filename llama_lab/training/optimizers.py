@@ -37,7 +37,8 @@ class OptimizerConfig:
 
     rest_lr: float | None = None
     """Peak learning rate of what muon leaves to AdamW: embeddings, norms, biases and the head; null
-    means lr. Refused with adamw."""
+    means lr, which serves with match_rms_adamw; original's lr is too large for them. Refused with
+    adamw."""
 
     embedding_lr: float | None = None
     """Peak learning rate of the embedding, of a head tied to it and of learned positions; null
@@ -126,13 +127,17 @@ def build_adamw(
 ) -> torch.optim.Optimizer:
     """AdamW (Loshchilov & Hutter 2019), fused into one kernel where the device has it."""
     device = next(module.parameters()).device.type
-    return torch.optim.AdamW(
+    optimizer = torch.optim.AdamW(
         parameter_groups(module, config, leave_out),
         lr=config.lr,
         betas=config.betas,
         eps=config.eps,
         fused=device in FUSED_DEVICES,
     )
+    # The fused kernel could undo float16's loss scale itself, but only after the clipping, which
+    # has to see the gradients as they are.
+    optimizer._step_supports_amp_scaling = False
+    return optimizer
 
 
 def build_muon(module: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:

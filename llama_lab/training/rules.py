@@ -77,6 +77,7 @@ def trainer_help(name: str, words: str) -> str:
 
 
 HALF_PRECISIONS = (16, "16", "16-mixed", "16-true")
+WEIGHTS_IN_HALF = ("16-true", "bf16-true")
 
 # What may change when a run is resumed; everything else must be as it was.
 FREE_ON_RESUME = (
@@ -335,6 +336,7 @@ def _check_budget(config: Any, record: Record | None) -> None:
         log_every is None or log_every >= 1,
         f"--trainer.log_every_n_steps {log_every}: must be 1 or more",
     )
+    _check_averaging(config["model"]["averaging"], trainer)
     warmup = config["model"]["schedule"]["warmup_steps"]
     if record is not None:
         before = record.config["trainer"]["max_steps"]
@@ -348,6 +350,22 @@ def _check_budget(config: Any, record: Record | None) -> None:
                 f"--trainer.max_steps was {before:,} and is {steps:,} now: the learning-rate "
                 f"schedule is restated over {steps:,} steps (warmup {warmup})"
             )
+
+
+def _check_averaging(averaging: Any, trainer: Any) -> None:
+    """An average needs digits to move by, and steps to be taken over."""
+    kind, start, precision = averaging["kind"], averaging["start_step"], trainer["precision"]
+    _require(
+        kind == "none" or precision not in WEIGHTS_IN_HALF,
+        f"--model.averaging.kind {kind} with --trainer.precision {precision}: an average in so few "
+        "digits stays where it is; set --trainer.precision bf16-mixed, or "
+        "--model.averaging.kind none",
+    )
+    _require(
+        start is None or start < trainer["max_steps"],
+        f"--model.averaging.start_step {start} would do nothing: --trainer.max_steps "
+        f"{trainer['max_steps']} leaves no two steps to average; lower it",
+    )
 
 
 def _require(condition: bool, message: str) -> None:

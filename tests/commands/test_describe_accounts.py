@@ -78,7 +78,8 @@ def test_activations_are_those_of_the_batch_and_the_context(here, capsys):
 
 def test_every_precision_and_optimiser_is_known(here):
     assert get_args(get_type_hints(AccountOptions)["precision"]) == tuple(PRECISIONS)
-    assert get_args(get_type_hints(AccountOptions)["optimizer"]) == tuple(OPTIMIZERS)
+    choices, _ = get_args(get_type_hints(AccountOptions)["optimizer"])
+    assert get_args(choices) == tuple(OPTIMIZERS)
     assert tuple(OPTIMIZER_STATES) == tuple(OPTIMIZERS)
 
 
@@ -88,6 +89,13 @@ def test_muon_remembers_one_number_for_each_matrix_of_the_blocks(here, capsys):
     memory = content["training_memory"]["32-true"]
     assert memory["optimizer"] == "muon"
     assert memory["optimizer_states"] == 4 * (2 * content["parameters"]["total"] - of_blocks)
+
+
+def test_a_configs_own_optimiser_is_counted_where_none_is_given(here, capsys):
+    size = ("--model.decoder.vocab_size", "65")
+    for flags, kind in (((), "muon"), (("--optimizer", "adamw"), "adamw")):
+        content = described(capsys, "nanogpt-cpu-best", *size, *flags)
+        assert content["training_memory"]["32-true"]["optimizer"] == kind
 
 
 def test_what_fits_is_said_for_training_and_generation(here, capsys):

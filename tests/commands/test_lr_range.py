@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from llama_lab.cli import main
-from tests.training.conftest import TEXT
+from tests.training.conftest import TEXT, start
 
 pytest.importorskip("plotly", reason="pages need plotly")
 
@@ -48,6 +48,14 @@ def test_the_page_and_the_numbers_tell_the_rates_and_no_run_is_left(
     assert not list(here.rglob("*.ckpt"))
     assert main(["runs"]) == 2
     assert "no run under logs" in capsys.readouterr().err
+
+
+def test_of_two_processes_one_reports(here: Path) -> None:
+    ddp = ("--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp")
+    process = start(here, "lr-range", "llama.yaml", "--steps=20", *TINY, *ddp)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert out.count("report: ") == 1
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,18 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import SingleDeviceStrategy
 
+from llama_lab.model.decoder import DecoderConfig
 from llama_lab.model.settings import SettingError
-from llama_lab.training.averaging import AVERAGES, AveragingConfig, AveragingKind
+from llama_lab.training.averaging import (
+    AVERAGES,
+    AveragedWeights,
+    AveragingConfig,
+    AveragingKind,
+)
+from llama_lab.training.module import LanguageModel
 from tests.training.conftest import Lab, equal_weights, flags
 
 # A shorter run then has the rates of a longer one.
@@ -54,7 +63,11 @@ def test_the_average_is_scored_saved_sampled_and_gone_on_from(
     lab: Lab, plain: list[Weights], kind: str, settings: dict[str, Any], first: int
 ) -> None:
     own = {f"model__averaging__{name}": value for name, value in settings.items()} | STEADY
-    lab.fit(model__averaging__kind=kind, checkpoint_every=7, **own)
+    early = ("callbacks+=ModelCheckpoint", "callbacks.every_n_train_steps=7")
+    file = ("callbacks.dirpath=early", "callbacks.filename=seven")
+    flag = flags(model__averaging__kind=kind, **own)
+    outcome = lab("fit", *flag, *(f"--trainer.{word}" for word in (*early, *file)))
+    assert outcome.code == 0, outcome.err
     last = lab.checkpoint()
     expected = averaged(kind, plain[first - 1 :])
     for name, tensor in last["state_dict"].items():
@@ -66,11 +79,8 @@ def test_the_average_is_scored_saved_sampled_and_gone_on_from(
     assert float(scored.out.split()[1]) == pytest.approx(logged, abs=1e-6)
 
     # Until it starts it is the weights of the moment.
-    stop = {"trainer__max_steps": 7, "trainer__val_check_interval": 7}
-    lab.fit(model__averaging__kind=kind, name="halved", **own, **stop)
-    halved = str(lab.run(name="halved") / "checkpoints" / "last.ckpt")
-    early = torch.load(halved, weights_only=True)
-    for name, tensor in early["state_dict"].items():
+    after_seven = torch.load(lab.folder / "early" / "seven.ckpt", weights_only=True)
+    for name, tensor in after_seven["state_dict"].items():
         begun = averaged(kind, plain[:7]) if first == 1 else plain[6]
         torch.testing.assert_close(tensor, begun[name], rtol=1e-5, atol=1e-6)
 
@@ -91,9 +101,34 @@ def test_a_resumed_run_ends_with_the_same_average_to_the_bit(lab: Lab) -> None:
         assert torch.equal(lab.checkpoint()["current_model_state"][name], tensor)
 
 
+def test_the_average_lies_on_the_device_that_trains() -> None:
+    model = LanguageModel(decoder=DecoderConfig(dim=16, n_layers=1, vocab_size=5))
+    # At setup the module is still on the CPU, as it would be beside a GPU.
+    strategy = SingleDeviceStrategy(device=torch.device("meta"))
+    averages = AveragedWeights(AveragingConfig(kind="ema"))
+    averages.setup(Trainer(accelerator="cpu", strategy=strategy, logger=False), model, "fit")
+    assert averages._average_model is not None
+    assert {p.device.type for p in averages._average_model.parameters()} == {"meta"}
+    assert {p.device.type for p in model.parameters()} == {"cpu"}
+
+
 def test_lightnings_own_averaging_is_refused_with_ours_named(lab: Lab) -> None:
     line = lab.refused("fit", *flags(), "--trainer.callbacks+=EMAWeightAveraging")
     assert "--model.averaging.kind" in line
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"trainer__precision": "bf16-true"}, ["averaging.kind ema", "bf16-true", "bf16-mixed"]),
+        ({"model__averaging__start_step": 12}, ["start_step 12 would do nothing", "max_steps 12"]),
+    ],
+)
+def test_an_average_that_would_not_move_is_refused(
+    lab: Lab, settings: dict[str, Any], words: list[str]
+) -> None:
+    line = lab.refused("fit", *flags(model__averaging__kind="ema", **settings))
+    assert all(word in line for word in words), line
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,9 @@ def test_two_processes_log_the_losses_and_diagnostics_of_one(lab: Lab) -> None:
         "trainer__max_steps": 20,
         "trainer__val_check_interval": 10,
         "diagnostics_every": 10,
+        "model__optimizer__kind": "muon",
+        "model__averaging__kind": "ema",
+        "model__averaging__decay": 0.8,
     }
     lab.fit(**settings, name="one")
     process = start(lab.folder, "fit", *flags(**settings, name="two"), *DDP)
@@ -67,8 +70,7 @@ def test_two_processes_log_the_losses_and_diagnostics_of_one(lab: Lab) -> None:
 def test_a_signal_to_one_process_stops_both_at_the_same_step_and_one_process_resumes(
     lab: Lab,
 ) -> None:
-    muon = {"model__optimizer__kind": "muon"}
-    long = flags(**muon, trainer__max_steps=100_000, trainer__val_check_interval=50_000)
+    long = flags(trainer__max_steps=100_000, trainer__val_check_interval=50_000)
     process = start(lab.folder, "fit", *long, *DDP)
     metrics = lab.run() / "metrics.csv"
     end = time.monotonic() + 90
@@ -91,7 +93,7 @@ def test_a_signal_to_one_process_stops_both_at_the_same_step_and_one_process_res
         f"--trainer.max_steps={step + 3}",
     )
     assert resumed.code == 0, resumed.err
-    lab.fit(**muon, trainer__max_steps=step + 3, trainer__val_check_interval=50_000, name="one")
+    lab.fit(trainer__max_steps=step + 3, trainer__val_check_interval=50_000, name="one")
     orders = [
         json.loads((lab.run(0, n) / "receipt.json").read_text())["order"] for n in ("tiny", "one")
     ]

@@ -13,12 +13,10 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.strategies import ModelParallelStrategy
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 
 from llama_lab.data.datamodule import TextDataModule
-from llama_lab.errors import UserError
 from llama_lab.model.activity import observe
 from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.model.feed_forward import FeedForwardConfig
@@ -248,12 +246,6 @@ def test_what_a_dead_run_measured_after_its_checkpoint_goes_though_nothing_is_me
 def test_an_interval_that_is_none_is_refused(lab: Lab, every: int) -> None:
     line = lab.refused("fit", *flags(diagnostics_every=every))
     assert line == f"--diagnostics_every {every}: must be 1 or more, or null"
-
-
-def test_divided_weights_are_refused() -> None:
-    trainer = Trainer(accelerator="cpu", strategy=ModelParallelStrategy(), logger=False)
-    with pytest.raises(UserError, match=r"--diagnostics_every 7: ModelParallelStrategy .* null"):
-        Diagnostics(every=7).setup(trainer, LanguageModel(), "fit")
 
 
 def test_mixed_precision_measures_what_float32_does_but_for_its_rounding(lab: Lab) -> None:

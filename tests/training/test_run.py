@@ -13,6 +13,7 @@ import pytest
 import torch
 import yaml
 from lightning.pytorch import Trainer
+from lightning.pytorch.plugins import MixedPrecision
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from llama_lab.data.datamodule import TextDataModule
@@ -20,6 +21,7 @@ from llama_lab.model.accounting import flops_per_token, on_meta
 from llama_lab.model.decoder import DecoderConfig
 from llama_lab.training.ceilings import run_ceiling
 from llama_lab.training.module import LanguageModel
+from llama_lab.training.optimizers import OPTIMIZERS, OptimizerConfig, OptimizerKind
 from tests.training.conftest import OF_THE_CLOCK, Lab, equal_weights, flags, write_yaml
 
 
@@ -213,6 +215,39 @@ def test_gradient_norm_is_logged_before_clipping(lab: Lab) -> None:
     clipped, free = (float(lab.metrics(n)[0]["grad_norm"]) for n in range(2))
     assert clipped == pytest.approx(free, rel=1e-5)
     assert free > 1e-2
+
+
+def test_a_z_loss_is_in_the_gradient_and_in_no_logged_loss(lab: Lab) -> None:
+    lab.fit(trainer__max_steps=1)
+    lab.fit(trainer__max_steps=1, model__z_loss=0.1)
+    (plain,), (added,) = (lab.metrics(n) for n in range(2))
+    assert plain["train_loss"] == added["train_loss"]
+    assert float(added["grad_norm"]) > 1.01 * float(plain["grad_norm"])
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_float16_clips_gradients_without_its_loss_scale(lab: Lab, kind: OptimizerKind) -> None:
+    norms = []
+    for plugins in ([], [MixedPrecision("16-mixed", "cpu")]):
+        model = LanguageModel(
+            decoder=DecoderConfig(dim=16, n_layers=1, context_length=16),
+            optimizer=OptimizerConfig(kind=kind),
+        )
+        trainer = Trainer(
+            max_steps=1,
+            accelerator="cpu",
+            plugins=plugins,
+            gradient_clip_val=1.0,
+            limit_val_batches=0,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        trainer.fit(model, datamodule=TextDataModule(corpus="text.txt", batch_size=8))
+        assert model.grad_norm is not None
+        norms.append(model.grad_norm.item())
+    assert norms[1] == pytest.approx(norms[0], rel=1e-2)
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_names_step_and_checkpoint(lab: Lab) -> None:
