@@ -11,6 +11,7 @@ import contextlib
 import importlib.util
 import io
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,6 +135,7 @@ def nanogpt_source() -> Any:
     assert spec is not None
     assert spec.loader is not None
     source = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = source  # the compiler looks it up by name
     spec.loader.exec_module(source)
     return source
 
