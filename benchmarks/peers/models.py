@@ -256,9 +256,16 @@ BUILDERS: dict[str, Callable[[Shape], nn.Module]] = {
 }
 
 
-def compiled(model: nn.Module, **settings: Any) -> nn.Module:
-    """The model as its trainer would compile it: llama-lab's in regions, others whole."""
+def compiled(model: nn.Module) -> nn.Module:
+    """llama-lab's model as its trainer compiles it, others whole with their loss, which is what
+    does most for them.
+    """
     if isinstance(model, Own):
         compile_blocks(model.decoder, training=True)
         return model
+    return whole(model)
+
+
+def whole(model: nn.Module, **settings: Any) -> nn.Module:
+    """The model and its loss, compiled in one piece."""
     return torch.compile(model, **settings)

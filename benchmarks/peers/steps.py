@@ -35,17 +35,35 @@ Batch = tuple[Tensor, Tensor]
 
 
 class Training:
-    """A model, its optimiser and its batches, a step at a time: forward, loss, backward, clip,
-    AdamW. Losses are of torch's own autocast where the precision is bf16.
+    """A model and its optimiser, a step at a time: forward, loss, backward, clip, AdamW.
+
+    bf16 is torch's autocast over float32 weights.
+
+    Args:
+        name: Of the model.
+        shape: Of a step.
+        way: How it runs.
+        device: Where.
+        parts: Microbatches that a step is taken in.
+        compiling: Makes the compiled model of the plain one; :func:`compiled` by default.
     """
 
-    def __init__(self, name: str, shape: Shape, way: Way, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        name: str,
+        shape: Shape,
+        way: Way,
+        device: str = "cpu",
+        *,
+        parts: int = 1,
+        compiling: Callable[[nn.Module], nn.Module] = compiled,
+    ) -> None:
         torch.manual_seed(0)
         with torch.device(device):
             self.plain: nn.Module = BUILDERS[name](shape)
         self.plain.to(device)
-        self.model = compiled(self.plain) if way.compiled else self.plain
-        self.dtype, self.device = PRECISIONS[way.precision], device
+        self.model = compiling(self.plain) if way.compiled else self.plain
+        self.dtype, self.device, self.parts = PRECISIONS[way.precision], device, parts
         self.parameters = list(self.plain.parameters())
         self.optimizer = torch.optim.AdamW(
             [
@@ -61,9 +79,10 @@ class Training:
     def step(self, batch: Batch) -> Tensor:
         """Train on a batch; its loss."""
         self.optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(self.device, self.dtype, enabled=self.dtype is not None):
-            loss = self.model(*batch)
-        loss.backward()
+        for part in zip(*(half.chunk(self.parts) for half in batch), strict=True):
+            with torch.autocast(self.device, self.dtype, enabled=self.dtype is not None):
+                loss = self.model(*part)
+            (loss / self.parts).backward()
         torch.nn.utils.clip_grad_norm_(self.parameters, CLIP, foreach=True)
         self.optimizer.step()
         return loss.detach()

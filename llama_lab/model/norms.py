@@ -89,9 +89,11 @@ def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x²) + eps) · gain, over the last axis, of two tensors of one type.
 
     torch's own has a kernel on CUDA, and is fused with its neighbours where it is compiled. On the
-    CPU it is a string of small operations, of which :class:`ShortRMSNorm` has half.
+    CPU it is a string of small operations, of which :class:`ShortRMSNorm` has half; `meta` counts
+    what the CPU keeps.
     """
-    if x.device.type == "cpu" and x.dtype == torch.float32 and not torch.compiler.is_compiling():
+    is_composed = x.device.type in ("cpu", "meta") and not torch.compiler.is_compiling()
+    if is_composed and x.dtype == torch.float32:
         return ShortRMSNorm.apply(x, gain, eps)
     return F.rms_norm(x, gain.shape, gain, eps)
 
