@@ -1,6 +1,6 @@
 """Everything that is worth knowing of llama-lab on one GPU, in under ten minutes.
 
-    NANOGPT=folder python benchmarks/on_cuda.py [--toy] [--sections tests small large ...] [--json FILE]
+    NANOGPT=folder python benchmarks/on_cuda.py [--toy] [--sections tests small ...] [--json FILE]
 
 The sections come in order of importance, each within its share of the time (``--minutes``), and the
 numbers are written after each one, so that a run that is cut off leaves what it has; a second run
@@ -31,7 +31,7 @@ from typing import Any
 
 import torch
 from peers.models import BUILDERS, OWN, Absent, Shape, compiled, whole
-from peers.steps import Batch, Ratio, Training, Way, clock, take_turns, turn
+from peers.steps import Batch, Training, Way, clock, turn
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -184,8 +184,9 @@ def train(run: Run, name: str) -> dict[str, Any]:
         mfu = r["tokens_per_second"] * flops_per_token(shape) / 1e12 / max(run.ceiling, 1e-9)
         r["mfu"] = mfu
         print(
-            f"  {label:42} {r['ms']:9.2f} ms {r['tokens_per_second']:12,.0f} tokens/s  MFU "
-            f"{mfu:5.1%}  {r['peak_gib']:6.1f} GiB  x{r['parts']}  start {r['start_seconds']:.0f} s",
+            f"  {label:42} {r['ms']:9.2f} ms {r['tokens_per_second']:12,.0f} tokens/s  "
+            f"MFU {mfu:5.1%}  {r['peak_gib']:6.1f} GiB  x{r['parts']}  "
+            f"start {r['start_seconds']:.0f} s",
             flush=True,
         )
 

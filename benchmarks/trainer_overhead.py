@@ -5,9 +5,9 @@
 Both run in this process on the same model, batches and optimiser, in turns of 5 steps, on one CPU
 thread in its own CPU time, so that a busy machine disturbs both alike (elsewhere in wall time). The
 bare loop does what the trainer does: it clips where ``--trainer.gradient_clip_val`` says so.
-Prints the medians over turns, the median of the turns' ratios, and that of their differences, which
-is the cost of a step whatever the model: a tiny one shows it best
-(``--model.decoder.dim 16 --model.decoder.n_layers 1 --data.context_length 16 --data.batch_size 4``).
+Prints the medians over turns, the median of the turns' ratios, and that of their differences,
+which is the cost of a step whatever the model: a tiny one shows it best, such as that of
+``--model.decoder.dim 16 --model.decoder.n_layers 1 --data.context_length 16 --data.batch_size 4``.
 The bars: 1.05 at llama.yaml; 0.5 ms a step on CUDA. A validation and the checkpoint behind it,
 every ``val_check_interval`` steps, are no part of it.
 """

@@ -5,8 +5,8 @@
 Every model runs at its best of float32 and bf16 autocast, eager and compiled, which is found first;
 then the bests take turns in this one process. Medians over turns, in CPU time on one thread (wall
 time on more), and the median, least and greatest of the turns' ratios to the best peer. The bar:
-1.03 of the best peer. Text is tinyshakespeare where ``data/tinyshakespeare.txt`` (or ``--text``) has
-it, random tokens elsewhere. Whole-model compiling takes half a minute for each peer and precision.
+1.03 of the best peer. Text is tinyshakespeare where ``data/tinyshakespeare.txt`` (or ``--text``)
+has it, random tokens elsewhere. Compiling a peer whole takes half a minute for each precision.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SHAPES = {
     "large": Shape(n_layers=6, dim=384, n_heads=6, context=256, rows=16),
 }
 STEPS = {"small": 2, "large": 1}
-BAR, TRIALS = 1.03, 7
+BAR, TRIALS = 1.03, 4
 
 
 def batches_of(shape: Shape, n: int, text: Path) -> list[Batch]:
