@@ -9,7 +9,7 @@ S sequences, C context length, N tokens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ IGNORE = -100
 MASK_64 = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio: the increment of splitmix64
 FEISTEL_ROUNDS = 6
+MOST_WAITING = 64
 
 
 def mix64(values: UInt64Array) -> UInt64Array:
@@ -227,7 +228,7 @@ class ValidationWindows:
         return np.where(scored, inputs, 0), np.where(scored, targets, IGNORE)
 
 
-@dataclass
+@dataclass(eq=False)
 class OrderDigest:
     """A digest of which window each sequence number read; the order of its updates leaves no trace.
 
@@ -239,20 +240,27 @@ class OrderDigest:
     digest, and the digests of parts add up to that of the whole. A pair read twice counts twice.
 
     The lanes are plain integers: ``OrderDigest(*digest.lanes)`` continues where ``digest`` stands.
+    Updates wait for each other and are added up together, or a small model's step would notice.
     """
 
     first: int = 0
     second: int = 0
+    waiting: list[tuple[UInt64Array, UInt64Array]] = field(default_factory=list, repr=False)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OrderDigest) and self.lanes == other.lanes
 
     @property
     def lanes(self) -> tuple[int, int]:
         """The two sums."""
+        self._add_up()
         return self.first, self.second
 
     @property
     def value(self) -> int:
         """Both lanes in one integer of 128 bits: first * 2**64 + second."""
-        return self.first << 64 | self.second
+        first, second = self.lanes
+        return first << 64 | second
 
     def update(self, sequences: Int64Array, starts: Int64Array) -> None:
         """Add the pairs ``(sequences[i], starts[i])``."""
@@ -260,13 +268,23 @@ class OrderDigest:
         windows = np.asarray(starts, dtype=np.int64).reshape(-1).astype(np.uint64)
         if numbers.shape != windows.shape:
             raise ValueError(f"{numbers.size} sequences but {windows.size} window starts")
+        self.waiting.append((numbers, windows))
+        if len(self.waiting) == MOST_WAITING:
+            self._add_up()
+
+    def _add_up(self) -> None:
+        if not self.waiting:
+            return
+        numbers, windows = (np.concatenate(parts) for parts in zip(*self.waiting, strict=True))
+        self.waiting.clear()
         self.first = (self.first + _lane_sum(numbers, windows, 0x243F6A8885A308D3)) & MASK_64
         self.second = (self.second + _lane_sum(numbers, windows, 0x452821E638D01377)) & MASK_64
 
     def merge(self, other: OrderDigest) -> None:
         """Add all that ``other`` has seen."""
-        self.first = (self.first + other.first) & MASK_64
-        self.second = (self.second + other.second) & MASK_64
+        first, second = other.lanes
+        self.first = (self.first + first) & MASK_64
+        self.second = (self.second + second) & MASK_64
 
 
 def _lane_sum(numbers: UInt64Array, windows: UInt64Array, salt: int) -> int:

@@ -108,8 +108,8 @@ def activation_bytes(
     Every storage counts once. Parameters and the tables of places, which are there before the step,
     do not count; the casts of a mixed precision do, those of weights among them. Attention that
     holds no scores counts as fused attention keeps it: queries, keys, values, what comes out, a
-    logarithm of a sum for each row, and the mask where there is one. Norms count as torch composes
-    them, which is more than a fused kernel keeps; what a step needs only for moments is not
+    logarithm of a sum for each row, and the mask where there is one. Norms count as they run on
+    the CPU, which is at least what a fused kernel keeps; what a step needs only for moments is not
     counted.
 
     Raises:

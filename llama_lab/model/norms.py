@@ -6,10 +6,11 @@ D model width.
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from llama_lab.model.init_schemes import Starting
@@ -84,6 +85,42 @@ class LayerNorm(Starting):
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
 
+def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x²) + eps) · gain, over the last axis, of two tensors of one type.
+
+    torch's own has a kernel on CUDA, and is fused with its neighbours where it is compiled. On the
+    CPU it is a string of small operations, of which :class:`ShortRMSNorm` has half; `meta` counts
+    what the CPU keeps.
+    """
+    is_composed = x.device.type in ("cpu", "meta") and not torch.compiler.is_compiling()
+    if is_composed and x.dtype == torch.float32:
+        return ShortRMSNorm.apply(x, gain, eps)
+    return F.rms_norm(x, gain.shape, gain, eps)
+
+
+class ShortRMSNorm(torch.autograd.Function):
+    """n · gain, where n = x · r and r = 1 / sqrt(mean(x²) + eps), and its gradient by hand:
+    dx = r · (dy · gain - n · mean(dy · gain · n)).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gain: Tensor, eps: float) -> Tensor:
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        scale = length.square_().div_(x.size(-1)).add_(eps).rsqrt_()
+        normed = x * scale
+        ctx.save_for_backward(normed, scale, gain)
+        return normed * gain
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        normed, scale, gain = ctx.saved_tensors
+        products = grad * normed
+        along = (products @ gain).unsqueeze(-1)
+        x_grad = torch.addcmul(grad * gain, normed, along, value=-1 / gain.numel()).mul_(scale)
+        return x_grad, products.reshape(-1, gain.numel()).sum(0), None
+
+
 class RMSNorm(Starting):
     """y = x / sqrt(mean(x²) + eps) * weight, over the last axis.
 
@@ -101,7 +138,7 @@ class RMSNorm(Starting):
         """``[..., D]`` to ``[..., D]``."""
         # What a matrix gives under autocast is less precise than the weight, and the fused kernel
         # wants the two alike.
-        return F.rms_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, self.eps)
+        return rms_norm(x.to(self.weight.dtype), self.weight, self.eps)
 
 
 class OffsetRMSNorm(RMSNorm):
@@ -116,7 +153,7 @@ class OffsetRMSNorm(RMSNorm):
         """``[..., D]`` to ``[..., D]``."""
         # In float32: beside the 1, bfloat16 would round small weights away.
         gain = 1 + self.weight.float()
-        return F.rms_norm(x.float(), gain.shape, gain, self.eps).to(x.dtype)
+        return rms_norm(x.float(), gain, self.eps).to(x.dtype)
 
 
 class PlainRMSNorm(nn.Module):

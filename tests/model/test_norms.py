@@ -32,6 +32,20 @@ def test_rmsnorm_scales_without_centring() -> None:
     torch.testing.assert_close(norm(torch.tensor([1.0, 2.0, 3.0, 4.0])), expected)
 
 
+@pytest.mark.parametrize("shape", [(16,), (7, 16), (2, 3, 4, 16)], ids=str)
+def test_rmsnorm_and_its_gradients_are_those_of_torch(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    norm: Any = build_norm(NormConfig(kind="rmsnorm", eps=0.1), 16)
+    torch.nn.init.normal_(norm.weight)
+    x, grad = torch.randn(shape, requires_grad=True), torch.randn(shape)
+    expected = nn.functional.rms_norm(x, (16,), norm.weight, 0.1)
+    torch.testing.assert_close(norm(x), expected)
+    leaves = (x, norm.weight)
+    torch.testing.assert_close(
+        torch.autograd.grad(norm(x), leaves, grad), torch.autograd.grad(expected, leaves, grad)
+    )
+
+
 def test_an_offset_is_added_to_the_gain() -> None:
     norm: Any = build_norm(NormConfig(kind="rmsnorm_offset", eps=0.5), 4)
     assert torch.equal(norm.weight, torch.zeros(4))

@@ -1,0 +1,1 @@
+"""A training step of llama-lab beside the same step of other trainers' models."""
