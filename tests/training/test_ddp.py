@@ -28,7 +28,7 @@ def test_two_processes_log_the_losses_and_diagnostics_of_one(lab: Lab) -> None:
     }
     lab.fit(**settings, name="one")
     process = start(lab.folder, "fit", *flags(**settings, name="two"), *DDP)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert out.count("done in") == 1
     one, two = lab.metrics(name="one"), lab.metrics(name="two")
@@ -56,7 +56,7 @@ def test_two_processes_log_the_losses_and_diagnostics_of_one(lab: Lab) -> None:
     best = str(lab.run(0, "one") / "checkpoints" / "best.ckpt")
     scores = []
     process = start(lab.folder, "validate", "--ckpt_path", best, *DDP)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     for extra in ((), ("--data.batch_size=7",), ("--data.batch_size=64",)):
         scores.append(lab("validate", "--ckpt_path", best, *extra).out)
@@ -78,7 +78,7 @@ def test_a_signal_to_one_process_stops_both_at_the_same_step_and_one_process_res
         assert time.monotonic() < end
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=180)
     assert process.returncode == 143, err
     assert "Traceback" not in err
     step = lab.checkpoint()["global_step"]
@@ -117,7 +117,7 @@ def test_a_signal_that_comes_during_the_reduction_is_acted_on_the_next_time(
 
 def test_a_batch_that_devices_do_not_divide_is_refused(lab: Lab) -> None:
     process = start(lab.folder, "fit", *flags(data__batch_size=9), *DDP)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=180)
     assert process.returncode == 2
     assert err.startswith("llama-lab: error: --data.batch_size 9")
     assert len(err.strip().splitlines()) == 1
