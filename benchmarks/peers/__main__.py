@@ -28,6 +28,7 @@ SHAPES = {
 }
 STEPS = {"small": 2, "large": 1}
 BAR, TRIALS = 1.03, 4
+KINDS = {"eager": False, "compiled": True}
 
 
 def batches_of(shape: Shape, n: int, text: Path) -> list[Batch]:
@@ -99,12 +100,12 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(BUILDERS), choices=BUILDERS)
     parser.add_argument("--turns", type=int, default=41)
     parser.add_argument("--precisions", nargs="+", default=list(PRECISIONS), choices=PRECISIONS)
-    parser.add_argument("--eager", action="store_true", help="nothing is compiled")
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
     parser.add_argument("--text", type=Path, default=Path("data/tinyshakespeare.txt"))
     parser.add_argument("--json", type=Path, help="a file for the numbers")
     options = parser.parse_args()
     ways = [w for w in WAYS if w.precision in options.precisions]
-    ways = [w for w in ways if not (options.eager and w.compiled)]
+    ways = [w for w in ways if w.compiled in [KINDS[kind] for kind in options.kinds]]
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
     results = {
         name: compare(name, options.models, ways, options.turns, options.text)
