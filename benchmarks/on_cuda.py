@@ -30,11 +30,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peers.models import BUILDERS, OWN, Absent, Shape, compiled, whole
+from choices import BF16, adamw, attentions, checkpointed, stepper
+from peers.models import OWN, Absent, Shape, compiled, whole
 from peers.steps import Batch, Training, Way, clock, turn
-from torch import Tensor
-from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from llama_lab.model import loss as loss_module
 
@@ -54,7 +52,6 @@ TOYS = {
     "large": Shape(2, 96, 4, 32, 4, 128, n_kv_heads=2),
 }
 TURNS, WARMUP = 7, 3
-BF16 = Way("bf16", compiled=True)
 
 
 @dataclass
@@ -268,43 +265,6 @@ def trainer(run: Run) -> dict[str, Any]:
     return row
 
 
-def attentions(shape: Shape, dtype: torch.dtype, device: str) -> dict[str, Callable[[], Tensor]]:
-    """Causal grouped-query attention in every way that there is."""
-    width, rows = shape.dim // shape.n_heads, max(1, shape.rows // 4)
-    q, k, v = (
-        torch.randn(rows, n, shape.context, width, device=device, dtype=dtype, requires_grad=True)
-        for n in (shape.n_heads, shape.kv_heads, shape.kv_heads)
-    )
-
-    def fused(backend: SDPBackend, *, copies: bool) -> Callable[[], Tensor]:
-        def attend() -> Tensor:
-            group = shape.n_heads // shape.kv_heads
-            kk, vv = (x.repeat_interleave(group, dim=1) if copies else x for x in (k, v))
-            with sdpa_kernel(backend):
-                return F.scaled_dot_product_attention(
-                    q, kk, vv, is_causal=True, enable_gqa=not copies
-                )
-
-        return attend
-
-    ways = {
-        f"{backend.name.lower()}, {'keys copied' if copies else 'gqa'}": fused(
-            backend, copies=copies
-        )
-        for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION)
-        for copies in (False, True)
-    }
-    if device == "cuda":
-        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-        mask = create_block_mask(
-            lambda b, h, i, j: i >= j, None, None, shape.context, shape.context, device=device
-        )
-        flex = torch.compile(flex_attention)
-        ways["flex, gqa"] = lambda: flex(q, k, v, block_mask=mask, enable_gqa=True)
-    return ways
-
-
 def weigh(run: Run) -> dict[str, Any]:
     """Section: choices one by one: attention, optimiser, loss, regions, graphs, checkpointing."""
     found: dict[str, Any] = {}
@@ -329,6 +289,9 @@ def weigh(run: Run) -> dict[str, Any]:
             found[label] = {"error": words}
         print(f"  {label:42} {words}", flush=True)
 
+    def step_of(shape: Shape, compiling: Callable[..., Any]) -> Callable[[], object]:
+        return stepper(shape, batch_of(shape, run.device), run.device, compiling)
+
     shape = run.shapes["small"]
     for label, attend in attentions(shape, torch.bfloat16, run.device).items():
         note(f"attention {label}", lambda attend=attend: lambda: attend().sum().backward())
@@ -343,34 +306,9 @@ def weigh(run: Run) -> dict[str, Any]:
         "whole": whole,
         "whole, CUDA graphs": lambda model: whole(model, mode="reduce-overhead"),
     }.items():
-        note(f"4 x 128 {label}", lambda c=compiling: stepper(run, tiny, c))
-    note("124M activations checkpointed, eager", lambda: stepper(run, shape, checkpointed))
+        note(f"4 x 128 {label}", lambda c=compiling: step_of(tiny, c))
+    note("124M activations checkpointed, eager", lambda: step_of(shape, checkpointed))
     return found
-
-
-def adamw(shape: Shape, device: str, dtype: torch.dtype, **settings: Any) -> Callable[[], object]:
-    """A step of the optimiser alone over a model's weights."""
-    with torch.device(device):
-        model = BUILDERS[OWN](shape).to(dtype)
-    for p in model.parameters():
-        p.grad = torch.zeros_like(p)
-    return torch.optim.AdamW(model.parameters(), **settings).step
-
-
-def stepper(run: Run, shape: Shape, compiling: Callable[..., Any]) -> Callable[[], object]:
-    """A whole training step of llama-lab."""
-    training = Training(OWN, shape, BF16, run.device, compiling=compiling)
-    batch = batch_of(shape, run.device)
-    return lambda: training.step(batch)
-
-
-def checkpointed(model: Any) -> Any:
-    """Blocks that are computed again in the backward."""
-    from torch.utils.checkpoint import checkpoint
-
-    for block in model.decoder.blocks:
-        block.forward = lambda *a, f=block.forward: checkpoint(f, *a, use_reentrant=False)
-    return model
 
 
 def char(run: Run) -> dict[str, Any]:

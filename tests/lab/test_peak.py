@@ -24,4 +24,5 @@ def test_the_same_work_counts_the_same_when_it_is_done_again() -> None:
         kept.append(torch.ones(1000))  # at the heap's end: what is freed below it stays reserved
         del blocks
         peaks.append(memory.read())
-    assert all(peak is not None and 95 * MIB < peak < 140 * MIB for peak in peaks), peaks
+    # 100 MiB, less what tests before have left in the heap, more what the allocator rounds up.
+    assert all(peak is not None and 60 * MIB < peak < 140 * MIB for peak in peaks), peaks

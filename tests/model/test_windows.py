@@ -98,7 +98,9 @@ def test_a_block_with_a_window_is_compiled_as_one_graph(dropout: float) -> None:
         loss = layer(x, places).square().sum()
         gradients.append(torch.autograd.grad(loss, list(block.parameters())))
     for got, expected in zip(*gradients, strict=True):
-        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+        # A compiled norm rounds otherwise; gradients are up to 20,000 here.
+        rounding = 1e-5 * float(expected.abs().max())
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=rounding)
 
 
 def tiny(**settings: Any) -> Decoder:
