@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-BF16 = Way("bf16", compiled=True)
+BF16 = Way("bf16", "regions")
 
 
 def attentions(shape: Shape, dtype: torch.dtype, device: str) -> dict[str, Callable[[], Tensor]]:

@@ -25,7 +25,7 @@ import torch._inductor.config
 
 from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.model.initialise import initialise
-from llama_lab.training.compiling import compile_blocks
+from llama_lab.training.compiling import compile_regions
 
 
 class Shape(NamedTuple):
@@ -65,7 +65,7 @@ class Training:
         self.decoder, self.dtype = Decoder(config), dtype
         initialise(self.decoder, 0)
         if compiled:
-            compile_blocks(self.decoder, training=True)
+            compile_regions(self.decoder, training=True)
         self.optimizer = torch.optim.AdamW(self.decoder.parameters(), lr=LEARNING_RATE, fused=True)
 
     def step(self, tokens: torch.Tensor) -> tuple[float, float]:

@@ -2,7 +2,8 @@
 
     NANOGPT=folder python -m benchmarks.peers [--shapes small large] [--models llama-lab ...]
 
-Every model runs at its best of float32 and bf16 autocast, eager and compiled, which is found first;
+Every model runs at its best of float32 and bf16 autocast, eager and compiled (whole with the loss;
+llama-lab also in regions, as ``--model.compile true`` does it), which is found first;
 then the bests take turns in this one process. Medians over turns, in CPU time on one thread (wall
 time on more), and the median, least and greatest of the turns' ratios to the best peer. The bar:
 1.03 of the best peer. Text is tinyshakespeare where ``data/tinyshakespeare.txt`` (or ``--text``)
@@ -19,7 +20,7 @@ from typing import Any
 
 import torch
 
-from .models import BUILDERS, OWN, Absent, Shape
+from .models import BUILDERS, KINDS, OWN, Absent, Shape
 from .steps import PRECISIONS, WAYS, Batch, Ratio, Training, Way, take_turns, turn
 
 SHAPES = {
@@ -28,7 +29,6 @@ SHAPES = {
 }
 STEPS = {"small": 2, "large": 1}
 BAR, TRIALS = 1.03, 4
-KINDS = {"eager": False, "compiled": True}
 
 
 def batches_of(shape: Shape, n: int, text: Path) -> list[Batch]:
@@ -48,6 +48,8 @@ def ready(name: str, shape: Shape, ways: list[Way], batches: list[Batch]) -> dic
     """A model in every way that works here, compiled and warm."""
     found = {}
     for way in ways:
+        if way.kind == "regions" and name != OWN:
+            continue
         try:
             training = Training(name, shape, way)
             turn(training, batches)
@@ -105,7 +107,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="a file for the numbers")
     options = parser.parse_args()
     ways = [w for w in WAYS if w.precision in options.precisions]
-    ways = [w for w in ways if w.compiled in [KINDS[kind] for kind in options.kinds]]
+    ways = [w for w in ways if w.kind in options.kinds]
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
     results = {
         name: compare(name, options.models, ways, options.turns, options.text)

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.model.initialise import initialise
-from llama_lab.training.compiling import compile_blocks
+from llama_lab.training.compiling import compile_regions, compile_whole
 
 OWN = "llama-lab"
 
@@ -98,7 +98,7 @@ class Own(nn.Module):
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """``[B, T]`` twice to a scalar."""
-        return self.decoder.loss(self.decoder(tokens), targets, reduction="mean")
+        return self.decoder.score(tokens, targets, reduction="mean")
 
 
 class NanoGPT(nn.Module):
@@ -256,12 +256,17 @@ BUILDERS: dict[str, Callable[[Shape], nn.Module]] = {
 }
 
 
-def compiled(model: nn.Module) -> nn.Module:
+KINDS = ("eager", "regions", "whole")
+
+
+def compiled(model: nn.Module, kind: str = "regions") -> nn.Module:
     """llama-lab's model as its trainer compiles it, others whole with their loss, which is what
     does most for them.
     """
+    if kind == "eager":
+        return model
     if isinstance(model, Own):
-        compile_blocks(model.decoder, training=True)
+        (compile_whole if kind == "whole" else compile_regions)(model.decoder, training=True)
         return model
     return whole(model)
 

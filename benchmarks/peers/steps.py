@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .models import BUILDERS, Shape, compiled
+from .models import BUILDERS, KINDS, Shape, compiled
 
 PRECISIONS: dict[str, torch.dtype | None] = {"float32": None, "bf16": torch.bfloat16}
 LEARNING_RATE, WEIGHT_DECAY, BETAS, CLIP = 1e-3, 0.1, (0.9, 0.95), 1.0
@@ -21,13 +21,13 @@ class Way:
     """How a model runs."""
 
     precision: str
-    compiled: bool
+    kind: str
 
     def __str__(self) -> str:
-        return f"{self.precision} {'compiled' if self.compiled else 'eager'}"
+        return f"{self.precision} {self.kind}"
 
 
-WAYS = [Way(precision, compiled) for precision in PRECISIONS for compiled in (False, True)]
+WAYS = [Way(precision, kind) for precision in PRECISIONS for kind in KINDS]
 
 
 Batch = tuple[Tensor, Tensor]
@@ -45,7 +45,7 @@ class Training:
         way: How it runs.
         device: Where.
         parts: Microbatches that a step is taken in.
-        compiling: Makes the compiled model of the plain one; :func:`compiled` by default.
+        compiling: Makes the model that runs of the plain one; :func:`compiled` by default.
     """
 
     def __init__(
@@ -56,13 +56,13 @@ class Training:
         device: str = "cpu",
         *,
         parts: int = 1,
-        compiling: Callable[[nn.Module], nn.Module] = compiled,
+        compiling: Callable[[nn.Module], nn.Module] | None = None,
     ) -> None:
         torch.manual_seed(0)
         with torch.device(device):
             self.plain: nn.Module = BUILDERS[name](shape)
         self.plain.to(device)
-        self.model = compiling(self.plain) if way.compiled else self.plain
+        self.model = compiling(self.plain) if compiling else compiled(self.plain, way.kind)
         self.dtype, self.device, self.parts = PRECISIONS[way.precision], device, parts
         self.parameters = list(self.plain.parameters())
         self.optimizer = torch.optim.AdamW(

@@ -22,7 +22,8 @@ DESCRIPTION = (
     "`fit` under --model, --data and --trainer (--data.batch_size 8, --model.compile true, …) "
     "change it. Steps are the run's own, without validations and checkpoints; nothing is left "
     "under logs/. JSON output: name, device, device_name, threads, precision, compiled, "
-    "compiled_because; parameters, flops_per_token (of training, as `describe` counts them), "
+    "compiled_whole, compiled_because; parameters, flops_per_token (of training, as `describe` "
+    "counts them), "
     "batch_size, context, tokens_per_step, steps (timed); tokens_per_second, flops_per_second, mfu "
     "(of matmul_ceiling_flops_per_second: the fastest product of square matrices at the run's "
     "precision); memory_bandwidth_bytes_per_second (reading 256 MiB); peak_memory_bytes (the "
@@ -116,7 +117,8 @@ def rows(result: BenchResult) -> list[tuple[str, str]]:
     peak = result.peak_memory_bytes
     words = {"optimizer": "optimiser", "other": "Trainer and logging"}
     shares = [f"{words.get(phase, phase)} {part:.1%}" for phase, part in result.share.items()]
-    compiled = "compiled" if result.compiled else "not compiled"
+    pieces = "in one piece" if result.compiled_whole else "block by block"
+    compiled = pieces if result.compiled else "no"
     bandwidth = in_bytes(result.memory_bandwidth_bytes_per_second)
     spread = (
         "the only one that was timed"
@@ -127,7 +129,7 @@ def rows(result: BenchResult) -> list[tuple[str, str]]:
         ("config", f"{result.name}: {result.parameters:,} parameters"),
         ("device", f"{result.device} ({result.device_name}), {result.threads} thread(s)"),
         ("precision", result.precision),
-        ("blocks", f"{compiled}: {result.compiled_because}"),
+        ("compiled", f"{compiled}: {result.compiled_because}"),
         ("", ""),
         ("training", f"{result.tokens_per_second:,.0f} tokens/s"),
         (

@@ -63,6 +63,7 @@ class BenchResult:
     threads: int
     precision: str
     compiled: bool
+    compiled_whole: bool
     compiled_because: str
     parameters: int
     flops_per_token: int
@@ -131,6 +132,7 @@ def conclude(name: str, cli: BenchCLI, say: Callable[[str], None]) -> BenchResul
         threads=about["threads"],
         precision=about["precision"],
         compiled=module.compilation.compiled,
+        compiled_whole=module.compilation.whole,
         compiled_because=module.compilation.because,
         parameters=count_parameters(module.decoder_config).total,
         flops_per_token=cli.metrics.flops_per_token,

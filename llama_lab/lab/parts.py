@@ -28,7 +28,7 @@ from llama_lab.model.norms import LayerNorm, RMSNorm
 from llama_lab.model.places import Places, Sight
 from llama_lab.model.positions import LearnedPosition
 from llama_lab.model.rope import HalfPairs, InterleavedPairs, RopePairing, RotaryPosition
-from llama_lab.training.compiling import Work, compile_blocks, missing_compiler, try_out
+from llama_lab.training.compiling import Work, compile_regions, missing_compiler, try_out
 from llama_lab.training.optimizers import OptimizerConfig, build_optimizer, parameter_groups
 
 EPS = 1e-5
@@ -353,9 +353,14 @@ def block(bench: Bench) -> Pair:
     for decoder in decoders:
         initialise(decoder, 0)
         decoder.to(bench.device, PRECISIONS[bench.precision].weights)
-    compile_blocks(decoders[1], training=True)
+    compile_regions(decoders[1], training=True, with_loss=False)
     work = Work(bench.device.type, 1, 1, s.batch_size, s.context_length)
-    if because := try_out(decoders[1], work, training=True, context=bench.autocast):
+
+    def score(tokens: Tensor, targets: Tensor) -> Tensor:
+        with bench.autocast():
+            return decoders[1].score(tokens, targets, reduction="mean")
+
+    if because := try_out(decoders[1], work, training=True, score=score):
         raise Skipped(because)
     x = bench.stream()
     writings = []

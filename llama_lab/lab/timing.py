@@ -63,7 +63,7 @@ def time_step(
     def loss() -> torch.Tensor:
         lower = AUTOCAST.get(precision)
         with torch.autocast(device.type, dtype=lower, enabled=lower is not None):
-            return model.loss(model(inputs), targets, reduction="mean")
+            return model.score(inputs, targets, reduction="mean")
 
     def step() -> None:
         for _ in range(accumulation):

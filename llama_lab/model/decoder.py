@@ -92,6 +92,10 @@ class Decoder(nn.Module):
             SettingError: Learned positions do not reach so far.
             ValueError: The cache is too short, or made for another batch size.
         """
+        return self.final_norm(self.read(tokens, cache=cache))
+
+    def read(self, tokens: Tensor, *, cache: DecoderCache | None = None) -> Tensor:
+        """Tokens ``[B, T]`` to what the last layer gives ``[B, T, D]``, before the final norm."""
         n_tokens = tokens.size(1)
         past = 0 if cache is None else cache.length
         if cache is not None:
@@ -99,15 +103,37 @@ class Decoder(nn.Module):
             cache.tokens[:, past : past + n_tokens] = tokens
             if not self.layer_positions.keeps(past, n_tokens):
                 cache.reset()
-                return self.forward(cache.tokens[:, : past + n_tokens], cache)[:, past:]
+                return self.read(cache.tokens[:, : past + n_tokens], cache=cache)[:, past:]
 
         places = self.layer_positions.at(past, n_tokens, tokens.device)
         x = self.dropout(self.position_embedding.embed(self.embedding(tokens), past))
         for i, block in enumerate(self.blocks):
-            x = block(x, places[i], None if cache is None else cache.layers[i])
+            x = block(x, places[i], cache=None if cache is None else cache.layers[i])
         if cache is not None:
             cache.advance(n_tokens)
-        return self.final_norm(x)
+        return x
+
+    def score(
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        *,
+        reduction: Literal["mean", "sum"],
+        z_loss: float = 0.0,
+    ) -> Tensor:
+        """The loss of tokens and the targets that follow them, both ``[B, T]``, in nats."""
+        return self.finish(self.read(tokens), targets, reduction=reduction, z_loss=z_loss)
+
+    def finish(
+        self,
+        x: Tensor,
+        targets: Tensor,
+        *,
+        reduction: Literal["mean", "sum"],
+        z_loss: float = 0.0,
+    ) -> Tensor:
+        """The loss of what :meth:`read` gave ``[B, T, D]``."""
+        return self.loss(self.final_norm(x), targets, reduction=reduction, z_loss=z_loss)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states ``[B, T, D]`` to logits ``[B, T, V]``."""

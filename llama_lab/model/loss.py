@@ -68,8 +68,10 @@ def next_token_loss(
 
 def squared_log_z(logits: Tensor, targets: Tensor, reduction: Literal["mean", "sum"]) -> Tensor:
     """log²(Σ exp(logit)) of ``[N, V]``, over the rows whose target is scored."""
-    squares = logits.logsumexp(dim=-1).square()[targets != IGNORE]
-    return squares.mean() if reduction == "mean" else squares.sum()
+    scored = targets != IGNORE
+    # `where` and a sum: a shape that depends on values could not be compiled.
+    total = torch.where(scored, logits.logsumexp(dim=-1).square(), 0.0).sum()
+    return total / scored.sum() if reduction == "mean" else total
 
 
 def no_value(term: Tensor) -> Tensor:

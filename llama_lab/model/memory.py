@@ -162,7 +162,7 @@ def saved_bytes(decoder: Decoder, tokens: Tensor) -> Counter[int]:
         block.register_forward_pre_hook(partial(enter, i))
         block.register_forward_hook(partial(enter, -1))
     with saved_tensors_hooks(pack, lambda tensor: tensor):
-        decoder.loss(decoder(tokens), tokens, reduction="mean")
+        decoder.score(tokens, tokens, reduction="mean")
     known = {tensor.untyped_storage()._cdata for tensor in held_before(decoder)}
     saved: Counter[int] = Counter()
     for key, (i, storage) in found.items():

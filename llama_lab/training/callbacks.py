@@ -59,12 +59,15 @@ class BlockCompiler(Callback):
             rows=data.batch_size // parts,
             length=data.context,
         )
+        training = trainer.state.fn == "fit"
+        loss = module.training_loss if training else module.summed_loss
+
+        def score(tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            with trainer.precision_plugin.forward_context():
+                return loss(tokens, targets)
+
         module.compilation = settle(
-            module.compile_setting,
-            module.network,
-            work,
-            training=trainer.state.fn == "fit",
-            context=trainer.precision_plugin.forward_context,
+            module.compile_setting, module.network, work, training=training, score=score
         )
 
 

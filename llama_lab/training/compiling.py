@@ -1,9 +1,11 @@
-"""Whether a decoder's blocks run compiled, and how.
+"""Whether a decoder runs compiled, and how.
 
-Blocks are compiled one by one, in place: those that are alike share the code, so that a deep model
-starts as fast as a shallow one, and no tensor gets another name. What is compiled serves one mode,
-training or scoring; in the other one, and with a cache, the blocks run as they are. So validation
-in the middle of a run and sampling, whose lengths vary, compile nothing.
+Usually in regions: every block, and what comes after the last one up to the loss. Blocks that are
+alike share the code, so that a deep model starts as fast as a shallow one. Compiled whole, from
+tokens to loss, a network runs faster, and takes longer to start, the longer the deeper it is.
+Either way code is put in place of methods, and no tensor gets another name. It serves one mode,
+training or scoring; in the other one, and with a cache, everything runs as it is. So validation in
+the middle of a run and sampling, whose lengths vary, compile nothing.
 """
 
 from __future__ import annotations
@@ -12,20 +14,18 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from llama_lab.errors import UserError
 from llama_lab.model.config import layer_kinds
 from llama_lab.model.decoder import Decoder, DecoderConfig
-from llama_lab.model.layer_cache import LayerCache
-from llama_lab.model.places import Places
+from llama_lab.model.loss import LOGITS_BUDGET
 
-CompileSetting = Literal["auto"] | bool
+CompileSetting = Literal["auto", "whole"] | bool
 
 # CPU seconds on one thread of a busy machine, as `python benchmarks/compile.py` prints them. What
 # counts is their ratio: a faster machine divides both.
@@ -42,15 +42,24 @@ CXX = {"darwin": "clang++", "win32": "cl"}
 
 @dataclass(frozen=True)
 class Compilation:
-    """What was done with a decoder's blocks.
+    """What was done with a decoder.
 
     Attributes:
-        compiled: Whether they run compiled.
+        compiled: Whether it runs compiled.
         because: The reason, in words.
+        whole: Whether that is in one piece.
     """
 
     compiled: bool = False
     because: str = "nothing was trained"
+    whole: bool = False
+
+    @property
+    def words(self) -> str:
+        """What was done."""
+        if self.whole:
+            return "network compiled whole"
+        return f"blocks {'compiled' if self.compiled else 'not compiled'}"
 
 
 @dataclass(frozen=True)
@@ -79,22 +88,23 @@ def settle(
     work: Work,
     *,
     training: bool,
-    context: Callable[[], AbstractContextManager[Any]],
+    score: Callable[[Tensor, Tensor], Tensor],
 ) -> Compilation:
-    """Compile the blocks of ``decoder``, or leave them, as the setting says.
+    """Compile ``decoder``, or leave it, as the setting says.
 
-    They are tried out at once, on a microbatch of zeros: a network that cannot be compiled is
+    The code is tried out at once, on a microbatch of zeros: a network that cannot be compiled is
     found out before the first step.
 
     Args:
-        setting: true, false, or auto: see :func:`unrewarding`. Scoring compiles for true alone.
+        setting: true (in regions), whole, false, or auto (true or false, by :func:`unrewarding`;
+            false for scoring).
         decoder: In the mode that it will run in.
         work: What it will be used for.
         training: Whether that is training; its backward is then compiled as well.
-        context: Surrounds each forward: the precision.
+        score: The loss of tokens and targets as the work will ask for it, precision included.
 
     Raises:
-        UserError: The setting is true, and the blocks cannot be compiled here.
+        UserError: The setting is true or whole, and the network cannot be compiled here.
     """
     if setting is False:
         return Compilation(False, "--model.compile false")
@@ -102,16 +112,20 @@ def settle(
         because = unrewarding(decoder.config, work) if training else "scoring is short"
         if because is not None:
             return Compilation(False, because)
-    fault = missing_compiler(work.device)
+    fault, whole = missing_compiler(work.device), setting == "whole"
     if fault is None:
-        compile_blocks(decoder, training=training)
-        fault = try_out(decoder, work, training=training, context=context)
+        if whole:
+            compile_whole(decoder, training=training, with_loss=holds_logits(decoder, work))
+        else:
+            compile_regions(decoder, training=training, with_loss=holds_logits(decoder, work))
+        fault = try_out(decoder, work, training=training, score=score)
+    flag = f"--model.compile {str(setting).lower()}"
     if fault is None:
-        words = "--model.compile true" if setting is True else worth(decoder.config, work)
-        return Compilation(True, words)
-    restore_blocks(decoder)
-    if setting is True:
-        raise UserError(f"--model.compile true is impossible here: {fault}; or set it to false")
+        words = worth(decoder.config, work) if setting == "auto" else flag
+        return Compilation(True, words, whole)
+    restore(decoder)
+    if setting != "auto":
+        raise UserError(f"{flag} is impossible here: {fault}; or set it to false")
     return Compilation(False, fault)
 
 
@@ -149,34 +163,48 @@ def missing_compiler(device: str) -> str | None:
     return f"there is no C++ compiler {name}: install one, or name it in the variable CXX"
 
 
-def compile_blocks(decoder: Decoder, *, training: bool) -> None:
-    """Let every block run compiled, in the one mode, from its next call on."""
+def holds_logits(decoder: Decoder, work: Work) -> bool:
+    """Whether the loss has all logits at once; made in chunks, it stays as it is."""
+    return work.rows * work.length * decoder.head_weight.size(0) <= LOGITS_BUDGET
+
+
+def compile_regions(decoder: Decoder, *, training: bool, with_loss: bool = True) -> None:
+    """Let every block, and final norm, head and loss as one, run compiled from the next call on."""
     # A process compiles a class's code for a handful of shapes and then no more; an earlier run of
     # this process would have used them up.
     torch.compiler.reset()
     # The code that blocks share is not told apart by hooks: a planted fault hangs the same ones on
     # all blocks of a kind.
     for block in decoder.blocks:
-        _compile_block(block, training)
+        _compile(block, "forward", training)
+    if with_loss:
+        _compile(decoder, "finish", training)
 
 
-def _compile_block(block: nn.Module, training: bool) -> None:
-    plain = block.forward
+def compile_whole(decoder: Decoder, *, training: bool, with_loss: bool = True) -> None:
+    """Let all from the tokens to the loss, or to the last layer, run compiled as one."""
+    torch.compiler.reset()
+    _compile(decoder, "score" if with_loss else "read", training)
+
+
+def _compile(module: nn.Module, method: str, training: bool) -> None:
+    plain = getattr(module, method)
     # `fullgraph`: what cannot be compiled whole is an error, and not run in pieces in silence.
     compiled = torch.compile(plain, dynamic=False, fullgraph=True, options=OPTIONS)
 
-    def forward(x: torch.Tensor, places: Places, cache: LayerCache | None = None) -> torch.Tensor:
-        if cache is None and block.training is training:
-            return compiled(x, places)
-        return plain(x, places, cache)
+    def call(*inputs: Any, cache: Any = None, **settings: Any) -> Any:
+        if cache is not None:
+            return plain(*inputs, cache=cache, **settings)
+        return (compiled if module.training is training else plain)(*inputs, **settings)
 
-    block.forward = forward
+    setattr(module, method, call)
 
 
-def restore_blocks(decoder: Decoder) -> None:
-    """Undo :func:`compile_blocks`."""
-    for block in decoder.blocks:
-        vars(block).pop("forward", None)
+def restore(decoder: Decoder) -> None:
+    """Undo :func:`compile_regions` or :func:`compile_whole`."""
+    for module in (decoder, *decoder.blocks):
+        for method in ("forward", "read", "score", "finish"):
+            vars(module).pop(method, None)
 
 
 def try_out(
@@ -184,22 +212,21 @@ def try_out(
     work: Work,
     *,
     training: bool,
-    context: Callable[[], AbstractContextManager[Any]],
+    score: Callable[[Tensor, Tensor], Tensor],
 ) -> str | None:
-    """Run a microbatch of zeros, and its backward; the reason in one line where that fails."""
+    """Score a microbatch of zeros, and its backward; the reason in one line where that fails."""
     tokens = torch.zeros(
         (work.rows, work.length), dtype=torch.int64, device=decoder.head_weight.device
     )
     try:
-        with context():
-            hidden = decoder(tokens)
+        loss = score(tokens, tokens)
         if training:
             weights = [p for p in decoder.parameters() if p.requires_grad]
             # Not `backward`: it would leave gradients, and other processes would wait for them.
-            torch.autograd.grad(hidden.float().sum(), weights, allow_unused=True)
+            torch.autograd.grad(loss, weights, allow_unused=True)
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # tracer, code generator and C++ compiler fail in many ways
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        return f"the blocks cannot be compiled ({(lines or [type(error).__name__])[0]})"
+        return f"the network cannot be compiled ({(lines or [type(error).__name__])[0]})"
     return None

@@ -87,7 +87,8 @@ class LanguageModel(LightningModule):
             z_loss: Weight of the squared log of the softmax's denominator in what training
                 minimises, such as 0.0001 (PaLM, Chowdhery et al. 2022); null leaves it out. Logged
                 losses are the cross-entropy alone.
-            compile: Whether the blocks are compiled: true, false, or auto, which compiles for
+            compile: Whether the network is compiled: true (block by block), whole (in one piece:
+                faster, and several times as long to start), false, or auto, which is true for
                 training on a CPU where the steps of the run save more time than the start takes.
                 No weight is named otherwise, and any checkpoint goes on with any value.
             init_from: Checkpoint whose weights a new run starts from, with a fresh optimiser and
@@ -206,10 +207,13 @@ class LanguageModel(LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
         """Mean next-token loss of one microbatch, nats per token."""
-        hidden = self.network(batch.inputs)
-        loss = self.network.loss(hidden, batch.targets, reduction="mean", z_loss=self.z_loss)
+        loss = self.training_loss(batch.inputs, batch.targets)
         self.meter.add(loss, self.trainer.global_step + 1)
         return loss
+
+    def training_loss(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """What training minimises, mean over the targets [B, T], nats per token."""
+        return self.network.score(tokens, targets, reduction="mean", z_loss=self.z_loss)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """The optimiser, and a schedule that counts optimiser steps."""
@@ -258,11 +262,14 @@ class LanguageModel(LightningModule):
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Add a batch's summed loss to the text's."""
-        hidden = self.network(batch.inputs)
-        loss = self.network.loss(hidden, batch.targets, reduction="sum")
+        loss = self.summed_loss(batch.inputs, batch.targets)
         scored = batch.targets[batch.targets != IGNORE]
         n_bytes = self._piece_bytes(scored.device)[scored].sum()
         self.token_loss.update(loss, torch.tensor(scored.numel()), n_bytes)
+
+    def summed_loss(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """What is validated, summed over the targets [B, T], nats."""
+        return self.network.score(tokens, targets, reduction="sum")
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         """The same for ``test``."""

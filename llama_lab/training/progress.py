@@ -132,7 +132,6 @@ def opening(trainer: Trainer, module: LanguageModel) -> list[str]:
     device = trainer.strategy.root_device.type
     warmup = module.schedule_config.warmup_steps
     short = f"; warmup is {warmup:,} steps and will not end" if warmup >= trainer.max_steps else ""
-    compiled = "compiled" if module.compilation.compiled else "not compiled"
     resumed = f", going on from step {trainer.global_step:,}" if trainer.global_step else ""
     return [
         f"run    {module.run.folder}{resumed}",
@@ -151,7 +150,7 @@ def opening(trainer: Trainer, module: LanguageModel) -> list[str]:
         f"work   {trainer.max_steps:,} steps of {data.batch_size} x {data.context} tokens = "
         f"{data.passes(budget):.1f} passes over the text; {trainer.world_size} x {device}, "
         f"{trainer.precision}{short}",
-        f"blocks {compiled}: {module.compilation.because}",
+        f"{module.compilation.words}: {module.compilation.because}",
     ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,9 +19,10 @@ from llama_lab.model.initialise import initialise
 from llama_lab.training import compiling
 from llama_lab.training.compiling import (
     Work,
-    compile_blocks,
+    compile_regions,
+    compile_whole,
     missing_compiler,
-    restore_blocks,
+    restore,
     settle,
     unrewarding,
 )
@@ -44,6 +44,7 @@ EARLY_END = (
     "--trainer.callbacks.stopping_threshold=100",
 )
 ON, OFF = "--model.compile=true", "--model.compile=false"
+WHOLE = "--model.compile=whole"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -55,13 +56,14 @@ def _cache_of_compiled_code(tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs of equal settings: ``compiled``, ``plain``, and ``half``, compiled and stopped early."""
+    """Runs of equal settings: ``compiled``, ``whole``, ``plain``; ``half``: compiled, stopped early."""
     folder = tmp_path_factory.mktemp("compiling")
     (folder / "text.txt").write_text(TEXT)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         for name, extra in (
             ("compiled", (ON,)),
+            ("whole", (WHOLE,)),
             ("plain", (OFF,)),
             ("half", (ON, *EARLY_END)),
             ("half-plain", (OFF, *EARLY_END)),
@@ -95,14 +97,26 @@ def scores(text: str) -> dict[str, float]:
 
 @needs_compiler
 def test_a_compiled_run_has_the_losses_of_one_that_is_not_and_says_what_it_was(runs: Lab) -> None:
-    compiled, plain = runs.metrics(name="compiled"), runs.metrics(name="plain")
-    assert len(compiled) == len(plain) == STEPS
-    for a, b in zip(compiled, plain, strict=True):
-        assert float(a["train_loss"]) == pytest.approx(float(b["train_loss"]), abs=1e-5)
-    assert float(compiled[-1]["val_loss"]) == pytest.approx(float(plain[-1]["val_loss"]), abs=1e-5)
-    said = {name: receipt(runs, name)["compile"] for name in ("compiled", "plain")}
-    assert said["compiled"] == {"compiled": True, "because": "--model.compile true", "steps": STEPS}
-    assert said["plain"] == {"compiled": False, "because": "--model.compile false", "steps": 0}
+    plain = runs.metrics(name="plain")
+    for name in ("compiled", "whole"):
+        compiled = runs.metrics(name=name)
+        assert len(compiled) == len(plain) == STEPS
+        for a, b in zip(compiled, plain, strict=True):
+            assert float(a["train_loss"]) == pytest.approx(float(b["train_loss"]), abs=1e-5)
+        losses = [float(rows[-1]["val_loss"]) for rows in (compiled, plain)]
+        assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+    said = {name: receipt(runs, name)["compile"] for name in ("compiled", "whole", "plain")}
+    for name, setting, compiled in (
+        ("compiled", "true", True),
+        ("whole", "whole", True),
+        ("plain", "false", False),
+    ):
+        assert said[name] == {
+            "compiled": compiled,
+            "because": f"--model.compile {setting}",
+            "whole": name == "whole",
+            "steps": STEPS * compiled,
+        }
     assert contents(runs, "compiled")["llama_lab"]["progress"]["compiled_steps"] == STEPS
 
 
@@ -121,7 +135,7 @@ def go_on(lab: Lab, name: str, *extra: str) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize(("trained", "used"), [("compiled", OFF), ("plain", ON)])
+@pytest.mark.parametrize(("trained", "used"), [("compiled", OFF), ("plain", ON), ("whole", OFF)])
 def test_a_checkpoint_serves_whatever_compiles(
     runs: Lab, trained: str, used: str, tmp_path: Path
 ) -> None:
@@ -169,7 +183,7 @@ def test_each_kind_of_layer_is_compiled_once_whatever_else_a_run_does(lab: Lab) 
         model__compile="true",
         trainer__accumulate_grad_batches=2,
     )
-    assert counters["stats"]["unique_graphs"] == 2
+    assert counters["stats"]["unique_graphs"] == 3  # with that of norm, head and loss
 
 
 @needs_compiler
@@ -212,7 +226,13 @@ WORK = Work(device="cpu", steps=10, microbatches=1, rows=2, length=16)
 
 
 def decide(setting: Any, decoder: Decoder) -> compiling.Compilation:
-    return settle(setting, decoder, WORK, training=True, context=contextlib.nullcontext)
+    return settle(
+        setting,
+        decoder,
+        WORK,
+        training=True,
+        score=lambda tokens, targets: decoder.score(tokens, targets, reduction="mean"),
+    )
 
 
 @needs_compiler
@@ -258,12 +278,12 @@ def test_more_kinds_of_layers_take_longer_to_start() -> None:
 
 
 def test_the_setting_is_read_from_files_and_flags(lab: Lab) -> None:
-    for value in ("auto", "true", "false"):
+    for value in ("auto", "true", "whole", "false"):
         (lab.folder / "c.yaml").write_text(f"model: {{compile: {value}}}\n")
         printed = lab("fit", "--config", "c.yaml", "--print_config").out
         assert f"compile: {value}\n" in printed
     line = lab.refused("fit", *flags(), "--model.compile=sometimes")
-    assert line == "--model.compile sometimes: must be auto or true or false"
+    assert line == "--model.compile sometimes: must be auto or whole or true or false"
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -279,8 +299,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @needs_compiler
 @pytest.mark.slow
+@pytest.mark.parametrize("compile_it", [compile_regions, compile_whole])
 @pytest.mark.parametrize("variant", [*VARIANTS, *FAULTS])
-def test_every_kind_of_block_computes_the_same_compiled(variant: str) -> None:
+def test_every_kind_of_block_computes_the_same_compiled(variant: str, compile_it: Any) -> None:
     decoder = small(**VARIANTS.get(variant, {}))
     plant_fault(decoder, variant if variant in FAULTS else None)  # type: ignore[arg-type]
     tokens = torch.randint(9, (2, 16))
@@ -288,10 +309,10 @@ def test_every_kind_of_block_computes_the_same_compiled(variant: str) -> None:
     def gradients() -> list[torch.Tensor]:
         torch.manual_seed(1)  # of dropout
         weights = [p for p in decoder.parameters() if p.requires_grad]
-        loss = decoder.loss(decoder(tokens), tokens, reduction="mean")
+        loss = decoder.score(tokens, tokens, reduction="mean", z_loss=1e-3)
         return [loss, *torch.autograd.grad(loss, weights, allow_unused=True)]
 
-    compile_blocks(decoder, training=True)
+    compile_it(decoder, training=True)
     compiled = gradients()
-    restore_blocks(decoder)
+    restore(decoder)
     torch.testing.assert_close(compiled, gradients(), atol=1e-6, rtol=1e-5)
