@@ -50,6 +50,7 @@ def test_the_page_and_the_numbers_tell_the_rates_and_no_run_is_left(
     assert "no run under logs" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_of_two_processes_one_reports(here: Path) -> None:
     ddp = ("--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp")
     process = start(here, "lr-range", "llama.yaml", "--steps=20", *TINY, *ddp)

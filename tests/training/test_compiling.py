@@ -56,14 +56,13 @@ def _cache_of_compiled_code(tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs of equal settings: ``compiled``, ``whole``, ``plain``; ``half``: compiled, stopped early."""
+    """Runs of equal settings: ``compiled``, ``plain``, and ``half``, compiled and stopped early."""
     folder = tmp_path_factory.mktemp("compiling")
     (folder / "text.txt").write_text(TEXT)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         for name, extra in (
             ("compiled", (ON,)),
-            ("whole", (WHOLE,)),
             ("plain", (OFF,)),
             ("half", (ON, *EARLY_END)),
             ("half-plain", (OFF, *EARLY_END)),
@@ -95,28 +94,40 @@ def scores(text: str) -> dict[str, float]:
     return {name: float(value) for name, value in (line.split() for line in text.splitlines())}
 
 
+def check_like_plain(lab: Lab, name: str, setting: str) -> None:
+    """A compiled run's losses are those of ``plain``, and its receipt says what it was."""
+    compiled, plain = lab.metrics(name=name), lab.metrics(name="plain")
+    assert len(compiled) == len(plain) == STEPS
+    for a, b in zip(compiled, plain, strict=True):
+        assert float(a["train_loss"]) == pytest.approx(float(b["train_loss"]), abs=1e-5)
+    assert float(compiled[-1]["val_loss"]) == pytest.approx(float(plain[-1]["val_loss"]), abs=1e-5)
+    assert receipt(lab, name)["compile"] == {
+        "compiled": True,
+        "because": f"--model.compile {setting}",
+        "whole": setting == "whole",
+        "steps": STEPS,
+    }
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_a_network_compiled_whole_trains_as_one_that_is_not_and_scores_anywhere(runs: Lab) -> None:
+    assert main(["fit", *flags(**SETTINGS, name="whole"), WHOLE]) == 0
+    check_like_plain(runs, "whole", "whole")
+    path = str(last(runs, "whole"))
+    assert not [key for key in contents(runs, "whole")["state_dict"] if "_orig_mod" in key]
+    scored = [runs("validate", "--ckpt_path", path, extra).out for extra in (OFF, WHOLE)]
+    losses = [scores(text)["val_loss"] for text in scored]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+    resumed = runs("fit", "--ckpt_path", path, "--trainer.max_steps=8", ON)
+    assert resumed.code == 0, resumed.err
+
+
 @needs_compiler
 def test_a_compiled_run_has_the_losses_of_one_that_is_not_and_says_what_it_was(runs: Lab) -> None:
-    plain = runs.metrics(name="plain")
-    for name in ("compiled", "whole"):
-        compiled = runs.metrics(name=name)
-        assert len(compiled) == len(plain) == STEPS
-        for a, b in zip(compiled, plain, strict=True):
-            assert float(a["train_loss"]) == pytest.approx(float(b["train_loss"]), abs=1e-5)
-        losses = [float(rows[-1]["val_loss"]) for rows in (compiled, plain)]
-        assert losses[0] == pytest.approx(losses[1], abs=1e-5)
-    said = {name: receipt(runs, name)["compile"] for name in ("compiled", "whole", "plain")}
-    for name, setting, compiled in (
-        ("compiled", "true", True),
-        ("whole", "whole", True),
-        ("plain", "false", False),
-    ):
-        assert said[name] == {
-            "compiled": compiled,
-            "because": f"--model.compile {setting}",
-            "whole": name == "whole",
-            "steps": STEPS * compiled,
-        }
+    check_like_plain(runs, "compiled", "true")
+    plain = {"compiled": False, "because": "--model.compile false", "whole": False, "steps": 0}
+    assert receipt(runs, "plain")["compile"] == plain
     assert contents(runs, "compiled")["llama_lab"]["progress"]["compiled_steps"] == STEPS
 
 
@@ -135,7 +146,7 @@ def go_on(lab: Lab, name: str, *extra: str) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize(("trained", "used"), [("compiled", OFF), ("plain", ON), ("whole", OFF)])
+@pytest.mark.parametrize(("trained", "used"), [("compiled", OFF), ("plain", ON)])
 def test_a_checkpoint_serves_whatever_compiles(
     runs: Lab, trained: str, used: str, tmp_path: Path
 ) -> None:

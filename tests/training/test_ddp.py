@@ -115,6 +115,7 @@ def test_a_signal_that_comes_during_the_reduction_is_acted_on_the_next_time(
     assert signals.asked(trainer, 2) == signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_a_batch_that_devices_do_not_divide_is_refused(lab: Lab) -> None:
     process = start(lab.folder, "fit", *flags(data__batch_size=9), *DDP)
     _, err = process.communicate(timeout=180)
