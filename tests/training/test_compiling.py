@@ -112,7 +112,8 @@ def check_like_plain(lab: Lab, name: str, setting: str) -> None:
 @needs_compiler
 @pytest.mark.slow
 def test_a_network_compiled_whole_trains_as_one_that_is_not_and_scores_anywhere(runs: Lab) -> None:
-    assert main(["fit", *flags(**SETTINGS, name="whole"), WHOLE]) == 0
+    fitted = runs("fit", *flags(**SETTINGS, name="whole"), WHOLE)
+    assert fitted.code == 0, fitted.err
     check_like_plain(runs, "whole", "whole")
     path = str(last(runs, "whole"))
     assert not [key for key in contents(runs, "whole")["state_dict"] if "_orig_mod" in key]
