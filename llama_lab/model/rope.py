@@ -39,7 +39,9 @@ class HalfPairs(Places):
     @staticmethod
     def partner(x: Tensor) -> Tensor:
         """Each coordinate's partner, in its stead."""
-        return x.roll(x.size(-1) // 2, dims=-1)
+        # `roll` is as fast, but not as compiled code: it does not become vector instructions.
+        first, second = x.chunk(2, dim=-1)
+        return torch.cat((second, first), dim=-1)
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ class InterleavedPairs(HalfPairs):
 
     @staticmethod
     def partner(x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        first, second = x.unflatten(-1, (-1, 2)).unbind(-1)
+        return torch.stack((second, first), dim=-1).flatten(-2)
 
 
 @dataclass(frozen=True)
