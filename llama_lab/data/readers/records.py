@@ -1,0 +1,181 @@
+"""What readers give, and what becomes of records that are none."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from llama_lab.errors import UserError
+
+OnBadRecord = Literal["stop", "skip"]
+
+FIELDS_NAMED = 12
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a document; a long text file comes in parts of about a million characters."""
+
+    text: str
+    ends_document: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceRequest:
+    """What to read, and how.
+
+    Attributes:
+        corpus: Files, folders, globs, ``-``, ``hf://`` datasets and built-ins, read in this order.
+        text_field: The field or column that holds a record's text; ``None`` means ``text``.
+        encoding: Of text, JSON and tables; ``None`` means UTF-8.
+        delimiter: Between a table's fields; ``None`` finds it in the header.
+        normalize_newlines: Whether CR LF and CR become LF.
+        on_bad_record: Whether a record without a text ends the reading, or is counted and left out.
+        data_dir: Where built-in corpora are kept.
+        prefix: Of the settings in errors: ``--data.`` or ``--``.
+        setting: The setting that named ``corpus``.
+    """
+
+    corpus: tuple[str, ...]
+    text_field: str | None = None
+    encoding: str | None = None
+    delimiter: str | None = None
+    normalize_newlines: bool = False
+    on_bad_record: OnBadRecord = "stop"
+    data_dir: Path = Path("data")
+    prefix: str = "--data."
+    setting: str = "corpus"
+
+    def flag(self, name: str) -> str:
+        """A setting as it is typed."""
+        return f"{self.prefix}{name}"
+
+    def error(self, place: object, words: str) -> UserError:
+        """The refusal of what stands at ``place``."""
+        return UserError(f"{self.flag(self.setting)} {place}: {words}")
+
+
+@dataclass
+class Bad:
+    """Records of one kind that hold no text: how many, and where the first is."""
+
+    count: int
+    first: str
+
+
+@dataclass
+class Tally:
+    """What a reading has met so far.
+
+    Attributes:
+        files: Files read.
+        skipped: Files of a folder that were left out: how many, by reason.
+        documents: Documents that were given.
+        empty_documents: Documents and files without a character, which were left out.
+        bad: Records that were left out, by reason.
+    """
+
+    files: int = 0
+    skipped: dict[str, int] = field(default_factory=dict)
+    documents: int = 0
+    empty_documents: int = 0
+    bad: dict[str, Bad] = field(default_factory=dict)
+
+    @property
+    def bad_records(self) -> int:
+        """All of them."""
+        return sum(bad.count for bad in self.bad.values())
+
+    def skip(self, reason: str) -> None:
+        """Count a file that is left out."""
+        self.skipped[reason] = self.skipped.get(reason, 0) + 1
+
+    def lines(self) -> list[str]:
+        """What was left out, for people; nothing where nothing was."""
+        said = [f"{count:,} file(s) skipped: {why}" for why, count in self.skipped.items()]
+        if self.empty_documents:
+            said.append(f"{self.empty_documents:,} empty document(s) skipped")
+        said += [
+            f"{bad.count:,} bad record(s) skipped: {why}, the first at {bad.first}"
+            for why, bad in self.bad.items()
+        ]
+        return said
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same for JSON."""
+        return {
+            "files": self.files,
+            "documents": self.documents,
+            "empty_documents": self.empty_documents,
+            "skipped_files": dict(self.skipped),
+            "bad_records": {
+                why: {"count": bad.count, "first": bad.first} for why, bad in self.bad.items()
+            },
+        }
+
+
+class Records:
+    """Turns the values of a text field into pieces, by the one rule for bad records."""
+
+    def __init__(self, request: SourceRequest, tally: Tally) -> None:
+        self.request, self.tally = request, tally
+        self.field = "text" if request.text_field is None else request.text_field
+
+    def bad(self, reason: str, place: str) -> None:
+        """Refuse a record, or count it and go on."""
+        if self.request.on_bad_record == "stop":
+            raise self.request.error(
+                place, f"{reason}; mend it, or set {self.request.flag('on_bad_record')} skip"
+            )
+        known = self.tally.bad.setdefault(reason.partition(" (")[0], Bad(0, place))
+        known.count += 1
+
+    def missing(self, fields: list[str]) -> str:
+        """That the field is not there, with those that are."""
+        named = ", ".join(fields[:FIELDS_NAMED]) + (", …" if len(fields) > FIELDS_NAMED else "")
+        return (
+            f"no field {self.field!r} (there is: {named or 'none'}; name another with "
+            f"{self.request.flag('text_field')})"
+        )
+
+    def take(self, value: object, place: str) -> Iterator[Piece]:
+        """The document that ``value`` is."""
+        if value is None:
+            self.bad("the text is null", place)
+        elif not isinstance(value, str):
+            self.bad(f"the text is {_kind_of(value)}", place)
+        elif not value:
+            self.tally.empty_documents += 1
+        elif not value.isascii() and _has_surrogate(value):
+            self.bad("the text has half of a surrogate pair, which UTF-8 cannot hold", place)
+        else:
+            self.tally.documents += 1
+            yield Piece(self.newlines(value), True)
+
+    def newlines(self, text: str) -> str:
+        """``text``, its line ends as asked for."""
+        if not self.request.normalize_newlines:
+            return text
+        return text.replace("\r\n", "\n").replace("\r", "\n")
+
+    def newline_decoder(self) -> io.IncrementalNewlineDecoder | None:
+        """The same for a text that comes in parts."""
+        if not self.request.normalize_newlines:
+            return None
+        return io.IncrementalNewlineDecoder(None, translate=True)
+
+
+def _has_surrogate(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _kind_of(value: object) -> str:
+    names = {bool: "a truth value", int: "a number", float: "a number", list: "a list"}
+    return names.get(type(value), "an object")
