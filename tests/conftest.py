@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from llama_lab.cli import main
-from llama_lab.data import store
+from llama_lab.data import preparation
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -36,13 +36,13 @@ def test_data() -> Path:
 def corpus_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The corpora that token stores were made or looked for with, one entry a reading."""
     read: list[str] = []
-    whole = store.read_corpus
+    whole = preparation.read_source
 
-    def counted(corpus: str, **options: Any) -> str:
-        read.append(corpus)
-        return whole(corpus, **options)
+    def counted(request: Any, reading: Any) -> Any:
+        read.append(request.name)
+        return whole(request, reading)
 
-    monkeypatch.setattr(store, "read_corpus", counted)
+    monkeypatch.setattr(preparation, "read_source", counted)
     return read
 
 

@@ -19,7 +19,10 @@ from llama_lab.data.batches import (
     gather_windows,
     microbatch_sequences,
 )
-from llama_lab.data.store import StoreRequest, TokenStore, open_store, prepare_store
+from llama_lab.data.preparation import DEFAULT_VAL_FRACTION, StoreRequest, prepare_store
+from llama_lab.data.readers.records import OnBadRecord
+from llama_lab.data.shards import Tokens
+from llama_lab.data.store import TokenStore, open_store
 from llama_lab.data.tokenizers import Tokenizer, TokenizerKind
 from llama_lab.errors import UserError
 
@@ -72,7 +75,7 @@ class Share:
 class MappedBatches(Dataset[Batch]):
     """Microbatch ``k`` read from the mapped store: item ``k`` is a whole batch."""
 
-    def __init__(self, tokens: np.ndarray, windows: TrainingWindows, share: Share) -> None:
+    def __init__(self, tokens: Tokens, windows: TrainingWindows, share: Share) -> None:
         self.tokens, self.windows, self.share = tokens, windows, share
 
     def __getitem__(self, microbatch: int) -> Batch:
@@ -128,7 +131,7 @@ class ValidationBatches:
     """
 
     def __init__(
-        self, tokens: np.ndarray, windows: ValidationWindows, rows: int, rank: int, world_size: int
+        self, tokens: Tokens, windows: ValidationWindows, rows: int, rank: int, world_size: int
     ) -> None:
         self.tokens, self.windows, self.rows = tokens, windows, rows
         self.rank, self.world_size = rank, world_size
@@ -159,9 +162,14 @@ class TextDataModule(LightningDataModule):
 
     def __init__(
         self,
-        corpus: str = "python-reference",
+        corpus: str | list[str] = "python-reference",
+        text_field: str | None = None,
         encoding: str | None = None,
-        val_fraction: float = 0.1,
+        delimiter: str | None = None,
+        normalize_newlines: bool = False,
+        on_bad_record: OnBadRecord = "stop",
+        val_fraction: float | None = None,
+        val_corpus: str | list[str] | None = None,
         tokenizer: TokenizerKind = "char",
         vocab_size: int | None = None,
         context_length: int | None = None,
@@ -172,9 +180,18 @@ class TextDataModule(LightningDataModule):
     ) -> None:
         """
         Args:
-            corpus: What to read: python-reference, tinyshakespeare, or the path of a text file.
-            encoding: Encoding of a text file; null means UTF-8, strictly.
-            val_fraction: Part of the text, at its end, that is held out for validation.
+            corpus: What to read: python-reference, tinyshakespeare, a file, a folder, a glob, - for
+                standard input, an hf:// dataset, or a list of these. Files are text, or records in
+                .jsonl, .json, .csv, .tsv or .parquet, each also .gz or .zst.
+            text_field: Field or column that holds a record's text; null means text.
+            encoding: Encoding of text, JSON and tables; null means UTF-8, strictly.
+            delimiter: What divides a table's fields; null finds it in the header.
+            normalize_newlines: Whether CR LF and CR become LF.
+            on_bad_record: Whether a record without a text stops the run, or is left out and counted
+                (skip).
+            val_fraction: Part of the text, at its end, that is held out for validation, whole
+                documents where there are documents; null means 0.1, or none with val_corpus.
+            val_corpus: What to validate on, in place of a part of corpus; named as corpus is.
             tokenizer: char (an id per character) or bpe (byte-level, trained on the training part);
                 huggingface, llama2c and ids come with an imported model.
             vocab_size: Size of the bpe vocabulary; null means 1024. Refused for char.
@@ -195,7 +212,9 @@ class TextDataModule(LightningDataModule):
             context_length is None or context_length >= 1,
             f"--data.context_length {context_length}: must be 1 or more, or null",
         )
-        self.corpus, self.encoding, self.val_fraction = corpus, encoding, val_fraction
+        self.corpus, self.val_corpus, self.val_fraction = corpus, val_corpus, val_fraction
+        self.text_field, self.encoding, self.delimiter = text_field, encoding, delimiter
+        self.normalize_newlines, self.on_bad_record = normalize_newlines, on_bad_record
         self.tokenizer_kind, self.vocab_size = tokenizer, vocab_size
         self.context_length, self.batch_size = context_length, batch_size
         self.num_workers, self.cache_dir, self.seed = num_workers, Path(cache_dir), seed
@@ -226,6 +245,11 @@ class TextDataModule(LightningDataModule):
             vocab_size=self.vocab_size,
             val_fraction=self.val_fraction,
             encoding=self.encoding,
+            val_corpus=self.val_corpus,
+            text_field=self.text_field,
+            delimiter=self.delimiter,
+            normalize_newlines=self.normalize_newlines,
+            on_bad_record=self.on_bad_record,
             cache_dir=self.cache_dir,
             data_dir=Path("data"),
             tokenizer_state=dict(self.tokenizer_state) if self.tokenizer_state else None,
@@ -241,8 +265,8 @@ class TextDataModule(LightningDataModule):
         self.store = open_store(self._store_folder())
         if self._expected_digest not in (None, self.store.digest):
             raise UserError(
-                f"--data.corpus {self.corpus}: its tokens differ from those of the checkpoint "
-                f"(store {self.store.digest[:12]}, checkpoint {str(self._expected_digest)[:12]}): "
+                f"--data.corpus {self.request.name}: its tokens differ from those of the "
+                f"checkpoint (store {self.store.digest[:12]}, checkpoint {str(self._expected_digest)[:12]}): "
                 "the text changed; resume on the old text, or begin a new run from the weights "
                 "with --model.init_from"
             )
@@ -266,8 +290,12 @@ class TextDataModule(LightningDataModule):
         needed = self.context + 1
         if tokens >= needed:
             return
-        grow, kept = (
-            ("raise", self.val_fraction) if part == "validation" else ("lower", self.val_fraction)
+        share = DEFAULT_VAL_FRACTION if self.val_fraction is None else self.val_fraction
+        grow = "raise" if part == "validation" else "lower"
+        ways = (
+            f"{grow} --data.val_fraction {share} or take a longer text"
+            if self.val_corpus is None
+            else "take a longer text"
         )
         merged = (
             "; bpe may have merged it into few tokens: lower --data.vocab_size"
@@ -275,10 +303,9 @@ class TextDataModule(LightningDataModule):
             else ""
         )
         raise UserError(
-            f"--data.corpus {self.corpus}: the {part} part has {tokens:,} tokens, but one sequence "
-            f"needs {needed:,} (--model.decoder.context_length {self.context} and the token after "
-            f"it); lower the context length, or {grow} --data.val_fraction {kept} or take a "
-            f"longer text{merged}"
+            f"--data.corpus {self.request.name}: the {part} part has {tokens:,} tokens, but one "
+            f"sequence needs {needed:,} (--model.decoder.context_length {self.context} and the token after "
+            f"it); lower the context length, or {ways}{merged}"
         )
 
     def _check_division(self) -> None:

@@ -32,7 +32,9 @@ class ImportedTokenizer(Tokenizer):
         )
 
     @classmethod
-    def train(cls, *, train_text: str, whole_text: str, vocab_size: int | None) -> NoReturn:
+    def train(
+        cls, *, texts: Iterable[str], n_bytes: int, characters: str, vocab_size: int | None
+    ) -> NoReturn:
         cls.settle_vocab_size(vocab_size)
 
 

@@ -93,7 +93,7 @@ class Spool:
         """Where in the text a character begins, in bytes."""
         self.text.seek(0)
         left, at = character, 0
-        while left > 0 and (data := self.text.read(CHUNK_BYTES)):
+        while data := self.text.read(CHUNK_BYTES):
             # A byte begins a character unless it is 10xxxxxx.
             begins = (np.frombuffer(data, dtype=np.uint8) & 0xC0) != 0x80
             n = int(np.count_nonzero(begins))
@@ -101,7 +101,7 @@ class Spool:
                 return at + int(np.flatnonzero(begins)[left])
             left -= n
             at += len(data)
-        return self.bytes if left == 0 else at
+        return self.bytes
 
     def part(self, documents: range, span: range) -> Iterator[Piece]:
         """The pieces of some documents, whose bytes are ``span``.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -53,6 +53,19 @@ class Tokenizer(ABC):
                 (:class:`UnknownCharacters`).
         """
 
+    def encode_batch(self, texts: Sequence[str]) -> list[UInt32Array]:
+        """Ids of each text."""
+        return [self.encode(text) for text in texts]
+
+    @classmethod
+    def cut(cls, text: str) -> int:
+        """How many of the first characters may be encoded apart from all that follows.
+
+        Their ids and those of the rest are then, in a row, the ids of the whole; 0 where that is
+        not known.
+        """
+        return 0
+
     def decode(self, ids: Iterable[int]) -> str:
         """The text that ``ids`` spell; bytes that form no character come out as U+FFFD.
 
@@ -96,8 +109,17 @@ class Tokenizer(ABC):
 
     @classmethod
     @abstractmethod
-    def train(cls, *, train_text: str, whole_text: str, vocab_size: int | None) -> Tokenizer:
-        """A tokenizer for a corpus; ``vocab_size`` is a settled one."""
+    def train(
+        cls, *, texts: Iterable[str], n_bytes: int, characters: str, vocab_size: int | None
+    ) -> Tokenizer:
+        """A tokenizer for a corpus.
+
+        Args:
+            texts: The training part, in pieces that are encoded as they would be within it.
+            n_bytes: Of the training part, in UTF-8.
+            characters: Every character of the whole corpus, once, in the order of code points.
+            vocab_size: A settled one.
+        """
 
 
 def refuse_surrogates(text: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 import numpy as np
@@ -40,6 +40,7 @@ __all__ = [
     "TokenizerKind",
     "UnknownCharacters",
     "settled_vocab_size",
+    "tokenizer_class",
     "tokenizer_from_state",
     "train_tokenizer",
 ]
@@ -55,7 +56,7 @@ CHARACTERS_NAMED, PLACES_NAMED = 8, 3
 # GPT-2's pattern never joins a word character to the blank or line end after it, and looks ahead
 # only within whitespace, so the ids of a text cut here are the ids of its pieces in a row.
 SAFE_CUT = re.compile(r"\w(?=[ \n])")
-CHUNK_CHARACTERS, CHUNKS_AT_ONCE = 1 << 14, 256
+CHUNK_CHARACTERS, CHARACTERS_AT_ONCE = 1 << 14, 1 << 22
 SLICE_CHARACTERS = 1 << 20  # how much text `char` spreads out to four bytes a character at once
 
 
@@ -78,11 +79,30 @@ class CharTokenizer(Tokenizer):
         for start in range(0, len(text), SLICE_CHARACTERS):
             end = start + SLICE_CHARACTERS
             ids[start:end] = self._id_of_point[code_points(text[start:end])]
-        unknown = np.flatnonzero(ids == UNKNOWN)
-        if unknown.size:
-            points = code_points(text)[unknown]
-            raise UnknownCharacters(_unknown_line(points, unknown, self.vocab_size))
+        if (ids == UNKNOWN).any():
+            self.refuse_unknown([text])
         return ids
+
+    @classmethod
+    def cut(cls, text: str) -> int:
+        return len(text)
+
+    def knows(self, seen: NDArray[np.bool_]) -> bool:
+        """Whether every code point that was seen ``[0x110000]`` is in the vocabulary."""
+        return not (seen & (self._id_of_point == UNKNOWN)).any()
+
+    def refuse_unknown(self, texts: Iterable[str]) -> None:
+        """Raise :class:`UnknownCharacters` for those of a text in pieces, places over the whole."""
+        points, places, before = [], [], 0
+        for text in texts:
+            here = code_points(text)
+            unknown = np.flatnonzero(self._id_of_point[here] == UNKNOWN)
+            points.append(here[unknown])
+            places.append(unknown + before)
+            before += len(text)
+        found = np.concatenate(places) if places else np.empty(0, dtype=np.intp)
+        if found.size:
+            raise UnknownCharacters(_unknown_line(np.concatenate(points), found, self.vocab_size))
 
     def state(self) -> dict[str, Any]:
         return {"kind": self.kind, "characters": self.characters}
@@ -100,9 +120,11 @@ class CharTokenizer(Tokenizer):
             )
 
     @classmethod
-    def train(cls, *, train_text: str, whole_text: str, vocab_size: int | None) -> CharTokenizer:
+    def train(
+        cls, *, texts: Iterable[str], n_bytes: int, characters: str, vocab_size: int | None
+    ) -> CharTokenizer:
         """The characters of the whole text, so that the validation part holds no unknown one."""
-        return cls("".join(sorted(set(whole_text))))
+        return cls(characters)
 
 
 class BpeTokenizer(Tokenizer):
@@ -137,11 +159,26 @@ class BpeTokenizer(Tokenizer):
 
     def encode(self, text: str) -> UInt32Array:
         refuse_surrogates(text)
-        ids: list[UInt32Array] = []
-        for batch in _batches(_chunks(text)):
-            encodings = self.backend.encode_batch_fast(batch, add_special_tokens=False)
-            ids.extend(np.array(encoding.ids, dtype=np.uint32) for encoding in encodings)
-        return np.concatenate(ids) if ids else np.empty(0, dtype=np.uint32)
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[UInt32Array]:
+        ids: list[list[UInt32Array]] = [[] for _ in texts]
+        for batch in _batches((number, c) for number, t in enumerate(texts) for c in _chunks(t)):
+            chunks = [chunk for _, chunk in batch]
+            encodings = self.backend.encode_batch_fast(chunks, add_special_tokens=False)
+            for (number, _), encoding in zip(batch, encodings, strict=True):
+                ids[number].append(np.array(encoding.ids, dtype=np.uint32))
+        return [np.concatenate(of) if of else np.empty(0, dtype=np.uint32) for of in ids]
+
+    @classmethod
+    def cut(cls, text: str) -> int:
+        # From the end on: a text of a million characters has such a place in its last words.
+        for length in (1 << 10, 1 << 15, len(text)):
+            tail = max(0, len(text) - length)
+            places = [match.end() for match in SAFE_CUT.finditer(text, tail)]
+            if places:
+                return places[-1]
+        return 0
 
     def state(self) -> dict[str, Any]:
         return {"kind": self.kind, "vocabulary": self.vocabulary, "merges": self.merges}
@@ -163,11 +200,12 @@ class BpeTokenizer(Tokenizer):
         return vocab_size
 
     @classmethod
-    def train(cls, *, train_text: str, whole_text: str, vocab_size: int | None) -> BpeTokenizer:
+    def train(
+        cls, *, texts: Iterable[str], n_bytes: int, characters: str, vocab_size: int | None
+    ) -> BpeTokenizer:
         """Merges learnt on the training part; fewer than asked for where it runs out of pairs."""
-        refuse_surrogates(train_text)
         # The trainer allocates for the size asked for; a text has no more pairs than bytes.
-        reachable = SMALLEST_BPE_VOCAB + len(train_text.encode("utf-8"))
+        reachable = SMALLEST_BPE_VOCAB + n_bytes
         trainer = trainers.BpeTrainer(
             vocab_size=min(vocab_size or DEFAULT_BPE_VOCAB, reachable),
             special_tokens=[END_OF_TEXT],
@@ -175,7 +213,7 @@ class BpeTokenizer(Tokenizer):
             show_progress=False,
         )
         trained = _byte_level(models.BPE())
-        trained.train_from_iterator(_chunks(train_text), trainer)
+        trained.train_from_iterator((c for text in texts for c in _chunks(text)), trainer)
         learnt = json.loads(trained.to_str())["model"]
         vocabulary = sorted(learnt["vocab"], key=learnt["vocab"].__getitem__)
         return cls(vocabulary, [f"{left} {right}" for left, right in learnt["merges"]])
@@ -192,7 +230,7 @@ TOKENIZERS: dict[TokenizerKind, type[Tokenizer]] = {
 
 def tokenizer_from_state(state: Mapping[str, Any]) -> Tokenizer:
     """The tokenizer whose :meth:`Tokenizer.state` is ``state``."""
-    return _class_of(state["kind"]).from_state(state)
+    return tokenizer_class(state["kind"]).from_state(state)
 
 
 def settled_vocab_size(kind: str, vocab_size: int | None) -> int | None:
@@ -201,13 +239,13 @@ def settled_vocab_size(kind: str, vocab_size: int | None) -> int | None:
     Raises:
         UserError: The kind is unknown, or the size is impossible or would do nothing.
     """
-    return _class_of(kind).settle_vocab_size(vocab_size)
+    return tokenizer_class(kind).settle_vocab_size(vocab_size)
 
 
 def train_tokenizer(
     kind: str, *, train_text: str, whole_text: str, vocab_size: int | None
 ) -> Tokenizer:
-    """A tokenizer for a corpus.
+    """A tokenizer for a corpus that is held as one text.
 
     Args:
         kind: ``char`` (vocabulary of the whole text) or ``bpe`` (merges of the training part).
@@ -220,8 +258,13 @@ def train_tokenizer(
         UserError: The kind is unknown, the size is impossible or would do nothing, or the text
             holds half of a surrogate pair.
     """
-    settled = settled_vocab_size(kind, vocab_size)
-    return _class_of(kind).train(train_text=train_text, whole_text=whole_text, vocab_size=settled)
+    refuse_surrogates(train_text)
+    return tokenizer_class(kind).train(
+        texts=[train_text],
+        n_bytes=len(train_text.encode("utf-8")),
+        characters="".join(sorted(set(whole_text))),
+        vocab_size=settled_vocab_size(kind, vocab_size),
+    )
 
 
 def code_points(text: str) -> UInt32Array:
@@ -229,7 +272,12 @@ def code_points(text: str) -> UInt32Array:
     return np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
 
 
-def _class_of(kind: str) -> type[Tokenizer]:
+def tokenizer_class(kind: str) -> type[Tokenizer]:
+    """The class of a kind.
+
+    Raises:
+        UserError: There is none.
+    """
     for known, tokenizer in TOKENIZERS.items():
         if kind == known:
             return tokenizer
@@ -273,12 +321,15 @@ def _chunks(text: str) -> Iterator[str]:
         start = end
 
 
-def _batches(chunks: Iterator[str]) -> Iterator[list[str]]:
-    batch: list[str] = []
-    for chunk in chunks:
-        batch.append(chunk)
-        if len(batch) == CHUNKS_AT_ONCE:
+def _batches(chunks: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
+    """So many at once that every core has work, by characters: documents may be short."""
+    batch: list[tuple[int, str]] = []
+    characters = 0
+    for number, chunk in chunks:
+        batch.append((number, chunk))
+        characters += len(chunk)
+        if characters >= CHARACTERS_AT_ONCE:
             yield batch
-            batch = []
+            batch, characters = [], 0
     if batch:
         yield batch

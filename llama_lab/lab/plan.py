@@ -16,7 +16,8 @@ from typing import Any
 import yaml
 
 from llama_lab.configs import find_config
-from llama_lab.data.store import TokenStore, open_store, prepare_store
+from llama_lab.data.preparation import prepare_store
+from llama_lab.data.store import TokenStore, open_store
 from llama_lab.errors import UserError
 from llama_lab.lab.study import Arm, Changes, Difference, Match, Study, nested
 from llama_lab.model.accounting import cache_bytes, flops_per_token, on_meta, parameters_of

@@ -9,10 +9,12 @@ import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from llama_lab.data.corpora import BUILT_IN, PublishedText, read_corpus
+from llama_lab.data.corpora import BUILT_IN, PublishedText
+from llama_lab.data.sources import Reading, SourceRequest
 from llama_lab.errors import UserError
 
 
@@ -49,6 +51,11 @@ PUBLISHED = PublishedText(
 @pytest.fixture
 def play(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BUILT_IN, "play", PUBLISHED)
+
+
+def read_corpus(corpus: str, **settings: Any) -> str:
+    """All characters of one source."""
+    return "".join(piece.text for piece in Reading(SourceRequest(corpus=(corpus,), **settings)))
 
 
 def refusal(corpus: object, **options: object) -> str:
@@ -303,7 +310,7 @@ def test_a_misspelt_file_is_recognised_beside_the_real_one(tmp_path: Path) -> No
 
 
 def test_a_file_under_a_missing_folder_is_refused(tmp_path: Path) -> None:
-    assert "neither a file nor a built-in" in refusal(tmp_path / "nowhere" / "text.txt")
+    assert "neither a file, a folder nor a built-in" in refusal(tmp_path / "nowhere" / "text.txt")
 
 
 @pytest.mark.parametrize("corpus", ["x" * 5000, "a\0b", "two\nlines"])
@@ -311,16 +318,16 @@ def test_impossible_file_names_are_refused_in_one_line(corpus: str) -> None:
     assert refusal(corpus).startswith("--data.corpus ")
 
 
-def test_a_folder_is_refused(tmp_path: Path) -> None:
-    assert "only text files are read" in refusal(tmp_path)
-    assert "only text files are read" in refusal("")
+def test_an_empty_folder_and_an_empty_name_are_refused(tmp_path: Path) -> None:
+    assert "has no file to read" in refusal(tmp_path)
+    assert "neither a file" in refusal("")
 
 
-@pytest.mark.parametrize("ending", [".jsonl", ".json", ".csv", ".tsv", ".parquet", ".gz", ".PDF"])
+@pytest.mark.parametrize("ending", [".zip", ".PDF", ".npy", ".docx", ".bz2"])
 def test_files_of_other_kinds_are_refused_though_they_decode(tmp_path: Path, ending: str) -> None:
     message = refusal(write(tmp_path, "corpus" + ending, b"plain words"))
     assert ending.lower() in message
-    assert "only text files are read" in message
+    assert "put its text into" in message
 
 
 @pytest.mark.parametrize("name", ["README", "notes.md", "program.py", "log.2024"])

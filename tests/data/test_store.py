@@ -19,8 +19,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from llama_lab.data import preparation
 from llama_lab.data import store as store_module
-from llama_lab.data.store import StoreRequest, exact_fraction, open_store, prepare_store, split_text
+from llama_lab.data.preparation import StoreRequest, exact_fraction, prepare_store, split
+from llama_lab.data.readers.records import Piece
+from llama_lab.data.spool import Spool
+from llama_lab.data.store import open_store
 from llama_lab.data.tokenizers import CharTokenizer, UnknownCharacters, train_tokenizer
 from llama_lab.errors import UserError
 
@@ -50,7 +54,9 @@ def refusal(call: Callable[[], object]) -> str:
 
 
 def entries(folder: Path) -> list[str]:
-    return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+    """What a folder holds, but for the notes of what sources held."""
+    names = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+    return [name for name in names if name != "sources"]
 
 
 # ---- what it holds ------------------------------------------------------------------------------
@@ -148,9 +154,13 @@ def test_tinyshakespeare_splits_where_everybody_splits_it(test_data: Path, tmp_p
 def test_the_split_is_the_decimal_that_was_written(
     fraction: float, characters: int, train: int
 ) -> None:
-    head, tail = split_text("a" * train + "b" * (characters - train), exact_fraction(fraction))
-    assert set(head) <= {"a"}
-    assert set(tail) == {"b"}
+    spool = Spool(Path(), are_records=False)
+    text = "é" * train + "中" * (characters - train)
+    spool.fill([Piece(text[:7], False), Piece(text[7:], True)], lambda: None)
+    (head, tail), words = split({"corpus": spool}, exact_fraction(fraction))
+    assert "".join(piece.text for piece in head.pieces()) == "é" * train
+    assert "".join(piece.text for piece in tail.pieces()) == "中" * (characters - train)
+    assert words.startswith(f"the last {characters - train:,} of {characters:,} characters")
 
 
 @pytest.mark.parametrize("fraction", [0.0, -0.1, 1.1, float("nan"), float("inf")])
@@ -166,7 +176,7 @@ def test_a_second_call_finds_the_store_and_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = prepare_store(request(tmp_path))
-    monkeypatch.setattr(store_module, "train_tokenizer", None)
+    monkeypatch.setattr(preparation, "_written", None)
     monkeypatch.setattr(store_module, "write_synced", None)
     assert prepare_store(request(tmp_path)) == first
     assert entries(tmp_path / "cache") == [first.name]
@@ -243,7 +253,7 @@ def damage_tokenizer(folder: Path) -> None:
 
 
 def damage_info(folder: Path) -> None:
-    (folder / "info.json").write_bytes(b'{"format": 1')
+    (folder / "info.json").write_bytes(b'{"format": 2')
 
 
 def damage_format(folder: Path) -> None:
@@ -293,6 +303,7 @@ def test_what_a_killed_writer_leaves_is_never_taken_for_a_store(tmp_path: Path) 
     program = (
         "import os, signal, sys; from pathlib import Path;"
         "from llama_lab.data import store;"
+        "from llama_lab.data.preparation import *;"
         "whole = store.write_synced\n"
         "def half(path, data):\n"
         "    if path.name != sys.argv[2]: return whole(path, data)\n"
@@ -300,12 +311,12 @@ def test_what_a_killed_writer_leaves_is_never_taken_for_a_store(tmp_path: Path) 
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
         "store.write_synced = half\n"
         "folder = Path(sys.argv[1])\n"
-        "store.prepare_store(store.StoreRequest(corpus=str(folder / 'text.txt'), tokenizer='char',"
+        "prepare_store(StoreRequest(corpus=str(folder / 'text.txt'), tokenizer='char',"
         "vocab_size=None, val_fraction=0.1, encoding=None, cache_dir=folder / 'cache',"
         "data_dir=folder))"
     )
     wanted = request(tmp_path)
-    for name in ("train.bin", "info.json"):
+    for name in ("tokenizer.json", "info.json"):
         run = subprocess.run(
             [sys.executable, "-c", program, str(tmp_path), name],
             env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
@@ -405,7 +416,7 @@ def test_a_cache_folder_that_is_a_file_is_refused(tmp_path: Path, below: str) ->
 def test_a_disk_that_fills_up_leaves_nothing_behind(tmp_path: Path) -> None:
     program = (
         "import resource, sys; from pathlib import Path;"
-        "from llama_lab.data.store import *; from llama_lab.errors import UserError\n"
+        "from llama_lab.data.preparation import *; from llama_lab.errors import UserError\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         "folder = Path(sys.argv[1])\n"
         "try:\n"

@@ -213,7 +213,7 @@ def test_encoding_in_pieces_equals_encoding_at_once(text: str) -> None:
     assert isinstance(BPE, BpeTokenizer)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokenizers, "CHUNK_CHARACTERS", 1)
-        patch.setattr(tokenizers, "CHUNKS_AT_ONCE", 2)
+        patch.setattr(tokenizers, "CHARACTERS_AT_ONCE", 2)
         in_pieces = BPE.encode(text)
     assert in_pieces.tolist() == BPE.backend.encode(text).ids
 

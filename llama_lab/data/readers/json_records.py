@@ -58,7 +58,9 @@ def _read_lines(chunks: Iterable[bytes], name: str, records: Records) -> Iterato
                 raise invalid_byte(request, place, codec, error, offset + error.start) from error
             records.bad("not valid UTF-8", place)
         else:
-            yield from _read_line(text.removeprefix("\ufeff") if number == 1 else text, place, records)
+            yield from _read_line(
+                text.removeprefix("\ufeff") if number == 1 else text, place, records
+            )
         offset += len(line) + 1
 
 

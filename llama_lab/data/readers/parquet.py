@@ -59,9 +59,7 @@ def refuse_column(schema: Any, name: str, records: Records) -> None:
         raise records.request.error(name, records.missing([shown(n) for n in schema.names]))
     kind = schema.field(records.field).type
     inner = kind.value_type if types.is_dictionary(kind) else kind
-    is_text = (
-        types.is_string(inner) or types.is_large_string(inner) or types.is_string_view(inner)
-    )
+    is_text = types.is_string(inner) or types.is_large_string(inner) or types.is_string_view(inner)
     if not is_text and not types.is_null(inner):
         raise records.request.error(
             name,

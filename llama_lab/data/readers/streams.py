@@ -71,9 +71,7 @@ def packing_of(path: Path) -> str | None:
 
 
 @contextmanager
-def opened(
-    path: Path, request: SourceRequest, count: Callable[[int], None]
-) -> Iterator[IO[bytes]]:
+def opened(path: Path, request: SourceRequest, count: Callable[[int], None]) -> Iterator[IO[bytes]]:
     """The unpacked bytes of a file.
 
     Raises:
@@ -121,6 +119,7 @@ class Decoding:
         self.codec = codec_name(request)
         self.decoder = codecs.getincrementaldecoder(self.codec)()
         self.fed = 0
+        self.given = 0
         self.at_start = True
 
     def feed(self, data: bytes, *, final: bool = False) -> str:
@@ -149,6 +148,7 @@ class Decoding:
             if self.codec not in CODECS_THAT_DROP_THE_MARK:
                 text = text.removeprefix("\ufeff")
         self._refuse_surrogates(text)
+        self.given += len(text)
         return text
 
     def _refuse_surrogates(self, text: str) -> None:
@@ -160,7 +160,7 @@ class Decoding:
         except UnicodeEncodeError as error:
             raise self.request.error(
                 self.name,
-                f"character {error.start} of those that begin near byte {self.fed} is "
+                f"character {self.given + error.start} is "
                 f"U+{ord(text[error.start]):04X}, half of a surrogate pair, under "
                 f"{self.request.flag('encoding')} {self.codec}; mend the file or name its true "
                 "encoding",

@@ -24,9 +24,7 @@ def read_tsv(file: IO[bytes], name: str, records: Records) -> Iterator[Piece]:
     return _read(file, name, records, records.request.delimiter or "\t")
 
 
-def _read(
-    file: IO[bytes], name: str, records: Records, delimiter: str | None
-) -> Iterator[Piece]:
+def _read(file: IO[bytes], name: str, records: Records, delimiter: str | None) -> Iterator[Piece]:
     # The least of what the C long of any platform holds: a field may be as long as a book.
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
     lines = _Lines(decoded(file, Decoding(name, records.request)))

@@ -1,0 +1,79 @@
+"""How far a long reading or encoding is: bytes done, of how many, and the time left."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import TextIO
+
+SILENT_SECONDS = 2.0
+TERMINAL_SECONDS, FILE_SECONDS = 0.25, 10.0
+UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+
+class ByteProgress:
+    """A line that says how far the work is, once it has taken :data:`SILENT_SECONDS`.
+
+    On a terminal the line is written over; elsewhere there is a new one now and then.
+
+    Args:
+        what: The work, in a word.
+        total: Bytes in all; ``None`` where it is not known.
+        out: Where the line goes.
+    """
+
+    def __init__(self, what: str, total: int | None, out: TextIO) -> None:
+        self.what, self.total, self.out = what, total, out
+        self.done = 0
+        self.began = time.monotonic()
+        self.said = self.began
+        self.interval = TERMINAL_SECONDS if out.isatty() else FILE_SECONDS
+        self.is_shown = False
+
+    def __enter__(self) -> ByteProgress:
+        return self
+
+    def __call__(self, done: int) -> None:
+        """So many bytes are done."""
+        self.done = done
+        now = time.monotonic()
+        if now - self.began < SILENT_SECONDS or now - self.said < self.interval:
+            return
+        self.said, self.is_shown = now, True
+        line = self.line(now - self.began)
+        self.out.write(f"\r\x1b[2K{line}" if self.out.isatty() else f"{line}\n")
+        self.out.flush()
+
+    def add(self, n: int) -> None:
+        """So many more are done."""
+        self(self.done + n)
+
+    def line(self, seconds: float) -> str:
+        """What is said after so many seconds."""
+        rate = self.done / seconds if seconds > 0 else 0.0
+        if not self.total:
+            return f"{self.what}  {in_bytes(self.done)}, {in_bytes(rate)}/s"
+        left = (self.total - self.done) / rate if rate > 0 else 0.0
+        minutes, rest = divmod(round(max(0.0, left)), 60)
+        return (
+            f"{self.what}  {in_bytes(self.done)} of {in_bytes(self.total)}, "
+            f"{in_bytes(rate)}/s, {minutes}:{rest:02d} left"
+        )
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.is_shown and self.out.isatty():
+            self.out.write("\r\x1b[2K")
+            self.out.flush()
+
+
+def in_bytes(n: float) -> str:
+    """``1.2 MB``."""
+    for size, unit in UNITS:
+        if n >= size:
+            return f"{n / size:.1f} {unit}"
+    return f"{n:.0f} B"
