@@ -266,8 +266,8 @@ class TextDataModule(LightningDataModule):
         if self._expected_digest not in (None, self.store.digest):
             raise UserError(
                 f"--data.corpus {self.request.name}: its tokens differ from those of the "
-                f"checkpoint (store {self.store.digest[:12]}, checkpoint {str(self._expected_digest)[:12]}): "
-                "the text changed; resume on the old text, or begin a new run from the weights "
+                f"checkpoint (store {self.store.digest[:12]}, checkpoint "
+                f"{str(self._expected_digest)[:12]}): the text changed; resume on the old text, or begin a new run from the weights "
                 "with --model.init_from"
             )
         parts = {"validation": self.store.validation}
@@ -304,8 +304,8 @@ class TextDataModule(LightningDataModule):
         )
         raise UserError(
             f"--data.corpus {self.request.name}: the {part} part has {tokens:,} tokens, but one "
-            f"sequence needs {needed:,} (--model.decoder.context_length {self.context} and the token after "
-            f"it); lower the context length, or {ways}{merged}"
+            f"sequence needs {needed:,} (--model.decoder.context_length {self.context} and the "
+            f"token after it); lower the context length, or {ways}{merged}"
         )
 
     def _check_division(self) -> None:

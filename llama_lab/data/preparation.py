@@ -223,14 +223,12 @@ def split(spools: dict[str, Spool], fraction: Fraction | None) -> tuple[list[Par
     if fraction < 1 and (first == 0 or first >= corpus.documents):
         first = min(max(first, 1), corpus.documents - 1)
         byte = _first_byte(corpus, first)
-    spans = (
-        (range(first), range(byte)),
-        (range(first, corpus.documents), range(byte, corpus.bytes)),
-    )
-    words = (
-        f"the last {corpus.documents - first:,} of {corpus.documents:,} documents for validation"
-    )
-    return [PartPlan(corpus, documents, span) for documents, span in spans], words
+    n = corpus.documents
+    plans = [
+        PartPlan(corpus, range(first), range(byte)),
+        PartPlan(corpus, range(first, n), range(byte, corpus.bytes)),
+    ]
+    return plans, f"the last {n - first:,} of {n:,} documents for validation"
 
 
 def _document_at(spool: Spool, character: int) -> tuple[int, int]:
@@ -424,7 +422,8 @@ def _describe(
 ) -> StoreInfo:
     train, validation = parts
     dtype = train.writer.dtype.name
-    header = {"dtype": dtype, "tokens": {p: w.writer.tokens for p, w in zip(PARTS, parts)}}  # noqa: B905
+    tokens = {name: part.writer.tokens for name, part in zip(PARTS, parts, strict=True)}
+    header = {"dtype": dtype, "tokens": tokens}
     digest = hashlib.sha256(canonical(header))
     for part in parts:
         for name in part.writer.sizes:

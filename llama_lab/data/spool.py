@@ -40,8 +40,11 @@ class Spool:
         existing = next(p for p in (folder, *folder.absolute().parents) if p.is_dir())
 
         def file() -> IO[bytes]:
-            spooled = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY_BYTES, dir=existing)
-            return cast(IO[bytes], spooled)
+            # Closed, and gone, with the spool.
+            return cast(
+                IO[bytes],
+                tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES, dir=str(existing)),
+            )
 
         self.are_records = are_records
         self.text, self.sizes = file(), file()
