@@ -13,11 +13,9 @@ import dataclasses
 import errno
 import hashlib
 import json
-import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -27,8 +25,10 @@ from numpy.typing import NDArray
 
 from llama_lab.data.corpora import one_line, shown
 from llama_lab.data.progress import ByteProgress
+from llama_lab.data.requests import StoreRequest, settled_fraction
 from llama_lab.data.shards import SHARD_TOKENS, PartWriter
-from llama_lab.data.sources import OnBadRecord, Piece, Reading, SourceRequest
+from llama_lab.data.sources import Reading
+from llama_lab.data.splitting import PartPlan, cut_safely, in_batches, split, whole_texts
 from llama_lab.data.spool import Spool
 from llama_lab.data.store import (
     FORMAT,
@@ -55,87 +55,11 @@ from llama_lab.data.tokenizers import (
 from llama_lab.errors import RunError, UserError
 from llama_lab.files import replace_synced
 
-DEFAULT_VAL_FRACTION = 0.1
 LARGEST_UINT16_VOCAB = 65536
-BATCH_CHARACTERS, BATCH_DOCUMENTS = 1 << 22, 1 << 14
 # Words that a BPE trainer counts grow with its text; from here on it gets an even part of it.
 BPE_TRAINING_BYTES = 1 << 28
 LONGEST_NAMED, UNSEEN_NAMED = 3, 12
 MEMO_FOLDER = "sources"
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoreRequest:
-    """What a token store is made from."""
-
-    corpus: str | Sequence[str]
-    """Files, folders, globs, ``-``, ``hf://`` datasets and built-ins."""
-    tokenizer: str
-    """Kind of tokenizer to train; not looked at where ``tokenizer_state`` is given."""
-    vocab_size: int | None
-    """Ids to train for; not looked at where ``tokenizer_state`` is given."""
-    val_fraction: float | None
-    """Share of the characters, from the end, that are the validation part: 0 < f <= 1; ``None``
-    means 0.1, or none with ``val_corpus``."""
-    encoding: str | None
-    """Encoding of text, JSON and tables; ``None`` means UTF-8."""
-    cache_dir: Path
-    """Where stores are kept."""
-    data_dir: Path
-    """Where built-in corpora are kept."""
-    tokenizer_state: dict[str, Any] | None = None
-    """Encode with this tokenizer instead of training one."""
-    val_corpus: str | Sequence[str] | None = None
-    """What the validation part is, in place of a share of ``corpus``."""
-    text_field: str | None = None
-    delimiter: str | None = None
-    normalize_newlines: bool = False
-    on_bad_record: OnBadRecord = "stop"
-    """These four as in :class:`SourceRequest`."""
-    prefix: str = "--data."
-    """Of the settings in errors."""
-
-    def source(self, setting: str = "corpus") -> SourceRequest:
-        """What to read for ``corpus`` or ``val_corpus``."""
-        value = getattr(self, setting)
-        return SourceRequest(
-            corpus=(value,) if isinstance(value, str) else tuple(value),
-            text_field=self.text_field,
-            encoding=self.encoding,
-            delimiter=self.delimiter,
-            normalize_newlines=self.normalize_newlines,
-            on_bad_record=self.on_bad_record,
-            data_dir=self.data_dir,
-            prefix=self.prefix,
-            setting=setting,
-        )
-
-    @property
-    def name(self) -> str:
-        """The corpus as it was named."""
-        return ", ".join(map(shown, self.source().corpus))
-
-    def flag(self, name: str) -> str:
-        """A setting as it is typed."""
-        return f"{self.prefix}{name}"
-
-
-@dataclass(frozen=True)
-class PartPlan:
-    """One part: which documents of which spool, and which bytes."""
-
-    spool: Spool
-    documents: range
-    span: range
-
-    def pieces(self) -> Iterator[Piece]:
-        """Its text."""
-        return self.spool.part(self.documents, self.span)
-
-    @property
-    def are_records(self) -> bool:
-        """Whether it is made of documents."""
-        return self.spool.are_records
 
 
 def prepare_store(request: StoreRequest) -> Path:
@@ -174,85 +98,6 @@ def read_source(request: StoreRequest, reading: Reading) -> Spool:
         spool.fill(reading, lambda: progress(reading.bytes_read))
     spool.are_records = spool.are_records and spool.documents > 0
     return spool
-
-
-def settled_fraction(request: StoreRequest) -> Fraction | None:
-    """The share that is validated; ``None`` where the validation part is a corpus of its own."""
-    if request.val_corpus is None:
-        share = DEFAULT_VAL_FRACTION if request.val_fraction is None else request.val_fraction
-        return exact_fraction(share, request.flag("val_fraction"))
-    if request.val_fraction is not None:
-        raise UserError(
-            f"{request.flag('val_fraction')} {request.val_fraction} would do nothing: "
-            f"{request.flag('val_corpus')} is the validation part; set one of them to null"
-        )
-    return None
-
-
-def exact_fraction(val_fraction: float, flag: str = "--data.val_fraction") -> Fraction:
-    """The decimal that was written, exactly: 0.1 is 1/10 and not the double next to it.
-
-    Raises:
-        UserError: It is not in (0, 1].
-    """
-    if not 0 < val_fraction <= 1:
-        raise UserError(
-            f"{flag} {val_fraction} is not above 0 and at most 1; "
-            "set it to the validation part's share of the characters, such as 0.1"
-        )
-    return Fraction(Decimal(repr(float(val_fraction))))
-
-
-# ---- the split -----------------------------------------------------------------------------------
-
-
-def split(spools: dict[str, Spool], fraction: Fraction | None) -> tuple[list[PartPlan], str]:
-    """The training and the validation part, and how they were told apart, in words."""
-    corpus = spools["corpus"]
-    if fraction is None:
-        plans = [PartPlan(s, range(s.documents), range(s.bytes)) for s in spools.values()]
-        return plans, "a corpus of its own for validation"
-    cut = math.floor((1 - fraction) * corpus.characters)
-    if not corpus.are_records or (corpus.documents == 1 and fraction < 1):
-        byte = corpus.byte_of_character(cut)
-        whole = range(corpus.documents)
-        plans = [PartPlan(corpus, whole, span) for span in (range(byte), range(byte, corpus.bytes))]
-        left = corpus.characters - cut
-        return plans, f"the last {left:,} of {corpus.characters:,} characters for validation"
-    first, byte = _document_at(corpus, cut)
-    if fraction < 1 and (first == 0 or first >= corpus.documents):
-        first = min(max(first, 1), corpus.documents - 1)
-        byte = _first_byte(corpus, first)
-    n = corpus.documents
-    plans = [
-        PartPlan(corpus, range(first), range(byte)),
-        PartPlan(corpus, range(first, n), range(byte, corpus.bytes)),
-    ]
-    return plans, f"the last {n - first:,} of {n:,} documents for validation"
-
-
-def _document_at(spool: Spool, character: int) -> tuple[int, int]:
-    """The first document that begins at ``character`` or later, and its first byte."""
-    number = n_bytes = n_characters = 0
-    for sizes in spool.sizes_of_documents():
-        begins = n_characters + np.concatenate(([0], np.cumsum(sizes[:, 1])[:-1])).astype(np.int64)
-        later = np.flatnonzero(begins >= character)
-        if later.size:
-            k = int(later[0])
-            return number + k, n_bytes + int(sizes[:k, 0].sum())
-        number += len(sizes)
-        n_bytes += int(sizes[:, 0].sum())
-        n_characters += int(sizes[:, 1].sum())
-    return number, n_bytes
-
-
-def _first_byte(spool: Spool, document: int) -> int:
-    number = n_bytes = 0
-    for sizes in spool.sizes_of_documents():
-        here = sizes[: max(0, document - number), 0]
-        n_bytes += int(here.sum())
-        number += len(sizes)
-    return n_bytes
 
 
 # ---- writing -------------------------------------------------------------------------------------
@@ -316,32 +161,11 @@ def _tokenizer_for(request: StoreRequest, plan: PartPlan, seen: NDArray[np.bool_
     kind = tokenizer_class(request.tokenizer)
     stride = max(1, -(-len(plan.span) // BPE_TRAINING_BYTES))
     return kind.train(
-        texts=(text for k, text in enumerate(_whole(plan.pieces(), kind)) if k % stride == 0),
+        texts=(text for k, text in enumerate(whole_texts(plan.pieces(), kind)) if k % stride == 0),
         n_bytes=len(plan.span),
         characters="".join(map(chr, np.flatnonzero(seen).tolist())),
         vocab_size=settled_vocab_size(request.tokenizer, request.vocab_size),
     )
-
-
-def _whole(pieces: Iterable[Piece], tokenizer: Any) -> Iterator[str]:
-    for text, _, _ in cut_safely(pieces, tokenizer):
-        yield text
-
-
-def cut_safely(pieces: Iterable[Piece], tokenizer: Any) -> Iterator[tuple[str, bool, bool]]:
-    """Texts whose ids are those of the whole in a row, and whether each begins and ends a document.
-
-    A tokenizer that names no place to cut gets each document whole.
-    """
-    waiting: list[str] = []
-    begins = True
-    for piece in pieces:
-        cut = len(piece.text) if piece.ends_document else tokenizer.cut(piece.text)
-        waiting.append(piece.text[:cut])
-        if cut or piece.ends_document:
-            yield "".join(waiting), begins, piece.ends_document
-            waiting, begins = [], piece.ends_document
-        waiting.append(piece.text[cut:])
 
 
 @dataclass
@@ -367,7 +191,7 @@ def _write_part(
     end = tokenizer.end_of_text if plan.are_records else None
     longest: list[tuple[int, int]] = []
     characters = n_bytes = length = 0
-    for batch in _batches(cut_safely(plan.pieces(), tokenizer)):
+    for batch in in_batches(cut_safely(plan.pieces(), tokenizer)):
         texts = [text for text, _, _ in batch]
         whole = "".join(texts)
         points = code_points(whole)
@@ -394,21 +218,6 @@ def _write_part(
         documents=writer.documents if plan.are_records else None,
     )
     return _Written(writer, info, seen, [(n, -k) for n, k in longest])
-
-
-def _batches(
-    texts: Iterable[tuple[str, bool, bool]],
-) -> Iterator[list[tuple[str, bool, bool]]]:
-    batch: list[tuple[str, bool, bool]] = []
-    characters = 0
-    for item in texts:
-        batch.append(item)
-        characters += len(item[0])
-        if characters >= BATCH_CHARACTERS or len(batch) >= BATCH_DOCUMENTS:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch
 
 
 def _describe(

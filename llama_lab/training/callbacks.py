@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from llama_lab.data.datamodule import Batch, TextDataModule
+from llama_lab.data.datamodule import TextDataModule
+from llama_lab.data.loading import Batch
 from llama_lab.generation.generate import sample_text
 from llama_lab.generation.sampling import SamplingConfig
 from llama_lab.model.accounting import flops_per_token

@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
-from llama_lab.data.datamodule import Batch
+from llama_lab.data.loading import Batch
 from llama_lab.model.activity import LayerActivity, observe
 from llama_lab.model.block import Block
 from llama_lab.training.module import LanguageModel

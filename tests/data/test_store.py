@@ -21,8 +21,10 @@ import pytest
 
 from llama_lab.data import preparation
 from llama_lab.data import store as store_module
-from llama_lab.data.preparation import StoreRequest, exact_fraction, prepare_store, split
+from llama_lab.data.preparation import prepare_store
 from llama_lab.data.readers.records import Piece
+from llama_lab.data.requests import StoreRequest, exact_fraction
+from llama_lab.data.splitting import split
 from llama_lab.data.spool import Spool
 from llama_lab.data.store import open_store
 from llama_lab.data.tokenizers import CharTokenizer, UnknownCharacters, train_tokenizer
@@ -303,7 +305,7 @@ def test_what_a_killed_writer_leaves_is_never_taken_for_a_store(tmp_path: Path) 
     program = (
         "import os, signal, sys; from pathlib import Path;"
         "from llama_lab.data import store;"
-        "from llama_lab.data.preparation import *;"
+        "from llama_lab.data.preparation import *; from llama_lab.data.requests import *;"
         "whole = store.write_synced\n"
         "def half(path, data):\n"
         "    if path.name != sys.argv[2]: return whole(path, data)\n"
@@ -416,7 +418,8 @@ def test_a_cache_folder_that_is_a_file_is_refused(tmp_path: Path, below: str) ->
 def test_a_disk_that_fills_up_leaves_nothing_behind(tmp_path: Path) -> None:
     program = (
         "import resource, sys; from pathlib import Path;"
-        "from llama_lab.data.preparation import *; from llama_lab.errors import UserError\n"
+        "from llama_lab.data.preparation import *; from llama_lab.data.requests import *;"
+        "from llama_lab.errors import UserError\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         "folder = Path(sys.argv[1])\n"
         "try:\n"

@@ -362,12 +362,18 @@ def test_a_second_run_and_a_resume_find_the_store_of_the_first(lab: Lab) -> None
     lab.fit(data__tokenizer="bpe", data__vocab_size=300)
     assert lab("fit", "--ckpt_path", "last", "--trainer.max_steps=14").code == 0
     assert lab("validate").code == 0
-    assert len(list((lab.folder / "data" / "cache").iterdir())) == 1
+    kept = {entry.name for entry in (lab.folder / "data" / "cache").iterdir()}
+    assert len(kept - {"sources"}) == 1
 
 
 def test_a_run_reads_its_corpus_once(lab: Lab, corpus_reads: list[str]) -> None:
     lab.fit(trainer__max_steps=1)
     assert corpus_reads == ["text.txt"]
+    lab.fit(trainer__max_steps=1)  # the file is as it was
+    assert corpus_reads == ["text.txt"]
+    (lab.folder / "text.txt").write_text(TEXT + "more")
+    lab.fit(trainer__max_steps=1)
+    assert corpus_reads == ["text.txt"] * 2
 
 
 def test_the_python_interface_trains_scores_and_goes_on(lab: Lab) -> None:

@@ -1,0 +1,124 @@
+"""Where a corpus is split, and where a text may be cut for encoding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from llama_lab.data.sources import Piece
+from llama_lab.data.spool import Spool
+
+BATCH_CHARACTERS, BATCH_DOCUMENTS = 1 << 22, 1 << 14
+
+CutText = tuple[str, bool, bool]
+"""A text, and whether it begins and whether it ends a document."""
+
+
+@dataclass(frozen=True)
+class PartPlan:
+    """One part: which documents of which spool, and which bytes."""
+
+    spool: Spool
+    documents: range
+    span: range
+
+    def pieces(self) -> Iterator[Piece]:
+        """Its text."""
+        return self.spool.part(self.documents, self.span)
+
+    @property
+    def are_records(self) -> bool:
+        """Whether it is made of documents."""
+        return self.spool.are_records
+
+
+def split(spools: dict[str, Spool], fraction: Fraction | None) -> tuple[list[PartPlan], str]:
+    """The training and the validation part, and how they were told apart, in words."""
+    corpus = spools["corpus"]
+    if fraction is None:
+        plans = [PartPlan(s, range(s.documents), range(s.bytes)) for s in spools.values()]
+        return plans, "a corpus of its own for validation"
+    cut = math.floor((1 - fraction) * corpus.characters)
+    if not corpus.are_records or (corpus.documents == 1 and fraction < 1):
+        byte = corpus.byte_of_character(cut)
+        whole = range(corpus.documents)
+        plans = [PartPlan(corpus, whole, span) for span in (range(byte), range(byte, corpus.bytes))]
+        left = corpus.characters - cut
+        return plans, f"the last {left:,} of {corpus.characters:,} characters for validation"
+    first, byte = _document_at(corpus, cut)
+    if fraction < 1 and (first == 0 or first >= corpus.documents):
+        first = min(max(first, 1), corpus.documents - 1)
+        byte = _first_byte(corpus, first)
+    n = corpus.documents
+    plans = [
+        PartPlan(corpus, range(first), range(byte)),
+        PartPlan(corpus, range(first, n), range(byte, corpus.bytes)),
+    ]
+    return plans, f"the last {n - first:,} of {n:,} documents for validation"
+
+
+def _document_at(spool: Spool, character: int) -> tuple[int, int]:
+    """The first document that begins at ``character`` or later, and its first byte."""
+    number = n_bytes = n_characters = 0
+    for sizes in spool.sizes_of_documents():
+        begins = n_characters + np.concatenate(([0], np.cumsum(sizes[:, 1])[:-1])).astype(np.int64)
+        later = np.flatnonzero(begins >= character)
+        if later.size:
+            k = int(later[0])
+            return number + k, n_bytes + int(sizes[:k, 0].sum())
+        number += len(sizes)
+        n_bytes += int(sizes[:, 0].sum())
+        n_characters += int(sizes[:, 1].sum())
+    return number, n_bytes
+
+
+def _first_byte(spool: Spool, document: int) -> int:
+    number = n_bytes = 0
+    for sizes in spool.sizes_of_documents():
+        here = sizes[: max(0, document - number), 0]
+        n_bytes += int(here.sum())
+        number += len(sizes)
+    return n_bytes
+
+
+def whole_texts(pieces: Iterable[Piece], tokenizer: Any) -> Iterator[str]:
+    """The texts of :func:`cut_safely`."""
+    for text, _, _ in cut_safely(pieces, tokenizer):
+        yield text
+
+
+def cut_safely(pieces: Iterable[Piece], tokenizer: Any) -> Iterator[CutText]:
+    """Texts whose ids are those of the whole in a row, and whether each begins and ends a document.
+
+    A tokenizer that names no place to cut gets each document whole.
+    """
+    waiting: list[str] = []
+    begins = True
+    for piece in pieces:
+        cut = len(piece.text) if piece.ends_document else tokenizer.cut(piece.text)
+        waiting.append(piece.text[:cut])
+        if cut or piece.ends_document:
+            yield "".join(waiting), begins, piece.ends_document
+            waiting, begins = [], piece.ends_document
+        waiting.append(piece.text[cut:])
+
+
+def in_batches(
+    texts: Iterable[CutText],
+) -> Iterator[list[CutText]]:
+    """So many texts that every core has work."""
+    batch: list[CutText] = []
+    characters = 0
+    for item in texts:
+        batch.append(item)
+        characters += len(item[0])
+        if characters >= BATCH_CHARACTERS or len(batch) >= BATCH_DOCUMENTS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
