@@ -25,7 +25,7 @@ from llama_lab.data.preparation import prepare_store
 from llama_lab.data.readers.records import OnBadRecord
 from llama_lab.data.requests import DEFAULT_VAL_FRACTION, StoreRequest
 from llama_lab.data.store import TokenStore, open_store
-from llama_lab.data.tokenizers import Tokenizer, TokenizerKind
+from llama_lab.data.tokenizers import Tokenizer
 from llama_lab.errors import UserError
 
 # A corpus up to this many tokens is held on the training device as int32: 256 MiB.
@@ -45,7 +45,7 @@ class TextDataModule(LightningDataModule):
         on_bad_record: OnBadRecord = "stop",
         val_fraction: float | None = None,
         val_corpus: str | list[str] | None = None,
-        tokenizer: TokenizerKind = "char",
+        tokenizer: str = "char",
         vocab_size: int | None = None,
         context_length: int | None = None,
         batch_size: int = 32,
@@ -67,8 +67,9 @@ class TextDataModule(LightningDataModule):
             val_fraction: Part of the text, at its end, that is held out for validation, whole
                 documents where there are documents; null means 0.1, or none with val_corpus.
             val_corpus: What to validate on, in place of a part of corpus; named as corpus is.
-            tokenizer: char (an id per character) or bpe (byte-level, trained on the training part);
-                huggingface, llama2c and ids come with an imported model.
+            tokenizer: char (an id per character), bpe (byte-level, trained on the training part),
+                or the path of a tokenizer.json, or of a folder that has one or GPT-2's vocab.json
+                and merges.txt; huggingface, llama2c and ids come with an imported model.
             vocab_size: Size of the bpe vocabulary; null means 1024. Refused for char.
             context_length: Tokens per sequence; null means model.decoder.context_length.
             batch_size: Sequences per optimiser step, over all devices and accumulation.

@@ -14,6 +14,7 @@ import errno
 import hashlib
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -42,8 +43,10 @@ from llama_lab.data.store import (
     publish,
     sha256,
 )
+from llama_lab.data.tokenizer_paths import load_tokenizer
 from llama_lab.data.tokenizers import (
     CODE_POINTS,
+    TOKENIZERS,
     CharTokenizer,
     Tokenizer,
     UnknownCharacters,
@@ -58,7 +61,7 @@ from llama_lab.files import replace_synced
 LARGEST_UINT16_VOCAB = 65536
 # Words that a BPE trainer counts grow with its text; from here on it gets an even part of it.
 BPE_TRAINING_BYTES = 1 << 28
-LONGEST_NAMED, UNSEEN_NAMED = 3, 12
+LONGEST_NAMED, CHARACTERS_NAMED = 3, 12
 MEMO_FOLDER = "sources"
 
 
@@ -72,8 +75,7 @@ def prepare_store(request: StoreRequest) -> Path:
         UserError: A setting, the corpus or the cache folder cannot be used.
     """
     fraction = settled_fraction(request)
-    if request.tokenizer_state is None:
-        settled_vocab_size(request.tokenizer, request.vocab_size)
+    request = with_tokenizer(request)
     settings = ["corpus"] if request.val_corpus is None else ["corpus", "val_corpus"]
     readings = {setting: Reading(request.source(setting)) for setting in settings}
     identity = _identity(readings.values())
@@ -89,6 +91,27 @@ def prepare_store(request: StoreRequest) -> Path:
     if identity is not None:
         _remember(request, identity, content)
     return folder
+
+
+def with_tokenizer(request: StoreRequest) -> StoreRequest:
+    """``request``, with the tokenizer that it names by a path.
+
+    Raises:
+        UserError: There is none, or the vocabulary's size is impossible or would do nothing.
+    """
+    if request.tokenizer_state is not None:
+        return request
+    if request.tokenizer in TOKENIZERS:
+        settled_vocab_size(request.tokenizer, request.vocab_size)
+        return request
+    tokenizer = load_tokenizer(request.tokenizer, request.flag("tokenizer"))
+    if request.vocab_size is not None:
+        raise UserError(
+            f"{request.flag('vocab_size')} {request.vocab_size} would do nothing: "
+            f"{request.flag('tokenizer')} {shown(request.tokenizer)} has its own vocabulary of "
+            f"{tokenizer.vocab_size:,}; set {request.flag('vocab_size')} null"
+        )
+    return dataclasses.replace(request, tokenizer_state=tokenizer.state())
 
 
 def read_source(request: StoreRequest, reading: Reading) -> Spool:
@@ -178,6 +201,8 @@ class _Written:
     """How often each code point occurs ``[0x110000]``."""
     longest: list[tuple[int, int]]
     """Characters and number of the longest documents."""
+    lost: Counter[str]
+    """Characters that the tokenizer does not bring back."""
 
 
 def _write_part(
@@ -190,6 +215,7 @@ def _write_part(
     seen = np.zeros(CODE_POINTS, dtype=np.int64)
     end = tokenizer.end_of_text if plan.are_records else None
     longest: list[tuple[int, int]] = []
+    lost: Counter[str] = Counter()
     characters = n_bytes = length = 0
     for batch in in_batches(cut_safely(plan.pieces(), tokenizer)):
         texts = [text for text, _, _ in batch]
@@ -204,6 +230,7 @@ def _write_part(
                 length = 0
             length += len(text)
             writer.append(ids)
+            lost += tokenizer.lost(text, ids)
             if ends:
                 longest = sorted([*longest, (length, -writer.documents)], reverse=True)
                 longest = longest[:LONGEST_NAMED]
@@ -217,7 +244,7 @@ def _write_part(
         tokens=writer.tokens,
         documents=writer.documents if plan.are_records else None,
     )
-    return _Written(writer, info, seen, [(n, -k) for n, k in longest])
+    return _Written(writer, info, seen, [(n, -k) for n, k in longest], lost)
 
 
 def _describe(
@@ -238,8 +265,8 @@ def _describe(
         for name in part.writer.sizes:
             file_digest(folder / name, digest)
     digest.update(canonical(tokenizer.state()))
-    unseen = np.flatnonzero((validation.seen > 0) & (train.seen == 0))
-    examples = {chr(point): int(validation.seen[point]) for point in unseen[:UNSEEN_NAMED].tolist()}
+    points = np.flatnonzero((validation.seen > 0) & (train.seen == 0)).tolist()
+    unseen = Counter({chr(point): int(validation.seen[point]) for point in points})
     return StoreInfo(
         corpus=request.name,
         corpus_sha256=content[0],
@@ -260,13 +287,19 @@ def _describe(
                 if part.info.documents is not None
                 for length, number in part.longest
             ],
-            "unseen_in_training": {
-                "distinct": len(unseen),
-                "characters": int(validation.seen[unseen].sum()),
-                "examples": examples,
-            },
+            "lost": _named_characters(sum((part.lost for part in parts), Counter())),
+            "unseen_in_training": _named_characters(unseen),
         },
     )
+
+
+def _named_characters(counts: Counter[str]) -> dict[str, Any]:
+    """How many characters, of how many kinds, and the most frequent of these."""
+    return {
+        "characters": counts.total(),
+        "distinct": len(counts),
+        "examples": dict(counts.most_common(CHARACTERS_NAMED)),
+    }
 
 
 # ---- found again ---------------------------------------------------------------------------------

@@ -23,7 +23,8 @@ class StoreRequest:
     corpus: str | Sequence[str]
     """Files, folders, globs, ``-``, ``hf://`` datasets and built-ins."""
     tokenizer: str
-    """Kind of tokenizer to train; not looked at where ``tokenizer_state`` is given."""
+    """Kind of tokenizer to train, or the path of one; not looked at where ``tokenizer_state`` is
+    given."""
     vocab_size: int | None
     """Ids to train for; not looked at where ``tokenizer_state`` is given."""
     val_fraction: float | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -56,6 +57,10 @@ class Tokenizer(ABC):
     def encode_batch(self, texts: Sequence[str]) -> list[UInt32Array]:
         """Ids of each text."""
         return [self.encode(text) for text in texts]
+
+    def lost(self, text: str, ids: UInt32Array) -> Counter[str]:
+        """What of ``text`` its ids do not bring back, a character at a time."""
+        return Counter()
 
     @classmethod
     def cut(cls, text: str) -> int:

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from llama_lab.data.imported_tokenizers import (
-    BYTE_OF_PRINTABLE,
     HuggingFaceTokenizer,
     IdsTokenizer,
     Llama2cTokenizer,
 )
+from llama_lab.data.spelling import BYTE_OF_PRINTABLE
 from llama_lab.data.tokenizer import (
     Tokenizer,
     TokenizerKind,

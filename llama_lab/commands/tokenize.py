@@ -1,0 +1,164 @@
+"""``llama-lab tokenize``: prepare a corpus ahead of ``fit``, and say what is in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+from llama_lab.data.corpora import shown
+from llama_lab.data.preparation import prepare_store
+from llama_lab.data.progress import in_bytes
+from llama_lab.data.requests import StoreRequest
+from llama_lab.data.store import PARTS, TokenStore, open_store
+from llama_lab.parsing import Parser
+
+DESCRIPTION = (
+    "Reads a corpus, splits it, trains or takes the tokenizer, and writes the token store that "
+    "`fit` finds under the same settings (--corpus here is --data.corpus there, and so on)."
+)
+JSON_NAMES = (
+    "JSON output: corpus, store (its folder), tokenizer (kind, vocab_size), split, documents (null "
+    "for one running text), characters, bytes, tokens, bytes_per_token, parts (train and "
+    "validation, each with the same five), unseen_in_training and lost (characters, distinct, "
+    "examples), longest_documents, overlap, sources (files, documents, empty_documents, "
+    "skipped_files, bad_records of each), digest."
+)
+
+
+def main(argv: list[str], prog: str) -> int:
+    """Run the command; 0 where it succeeds.
+
+    Raises:
+        UserError: A flag, a source or a record is refused.
+    """
+    options = build_parser(prog).parse_args(argv)
+    request = StoreRequest(
+        corpus=options.corpus,
+        val_corpus=options.val_corpus,
+        tokenizer=options.tokenizer,
+        vocab_size=options.vocab_size,
+        val_fraction=options.val_fraction,
+        text_field=options.text_field,
+        encoding=options.encoding,
+        delimiter=options.delimiter,
+        normalize_newlines=options.normalize_newlines,
+        on_bad_record=options.on_bad_record,
+        cache_dir=Path(options.cache_dir),
+        data_dir=Path("data"),
+        prefix="--",
+    )
+    store = open_store(prepare_store(request))
+    about = summary(store)
+    if options.format == "json":
+        print(json.dumps(about, indent=2, ensure_ascii=False))
+    else:
+        for name, words in rows(about):
+            print(f"{name:<12}{words}".rstrip())
+    return 0
+
+
+def build_parser(prog: str) -> Parser:
+    """The command's flags."""
+    parser = Parser(prog=prog, description=f"{DESCRIPTION} {JSON_NAMES}")
+    add = parser.add_argument
+    add("--corpus", type=str | list[str], required=True, help="What to read, as in `fit`.")
+    add("--text_field", type=str | None, default=None, help="Field of a record's text.")
+    add("--encoding", type=str | None, default=None, help="Encoding; null means UTF-8.")
+    add("--delimiter", type=str | None, default=None, help="What divides a table's fields.")
+    add("--normalize_newlines", type=bool, default=False, help="Whether CR LF and CR become LF.")
+    add(
+        "--on_bad_record",
+        type=Literal["stop", "skip"],
+        default="stop",
+        help="Whether a record without a text stops the reading or is counted.",
+    )
+    add("--val_fraction", type=float | None, default=None, help="Validation part; null means 0.1.")
+    add("--val_corpus", type=str | list[str] | None, default=None, help="In place of a part.")
+    add(
+        "--tokenizer",
+        type=str,
+        default="char",
+        help="char, bpe, or the path of a tokenizer.json or of GPT-2's two files.",
+    )
+    add("--vocab_size", type=int | None, default=None, help="Size for bpe; null means 1024.")
+    add("--cache_dir", type=str, default="data/cache", help="Folder of the token stores.")
+    add("--format", type=Literal["table", "json"], default="table", help="How to print it.")
+    return parser
+
+
+def summary(store: TokenStore) -> dict[str, Any]:
+    """What the command prints, by the names of its JSON."""
+    info = store.info
+    parts = {part: _sizes([getattr(info, part)]) for part in PARTS}
+    return {
+        "corpus": info.corpus,
+        "store": str(store.folder),
+        "tokenizer": {"kind": store.tokenizer.kind, "vocab_size": store.tokenizer.vocab_size},
+        "split": info.report["split"],
+        **_sizes([info.train, info.validation]),
+        "parts": parts,
+        **{key: value for key, value in info.report.items() if key not in ("split", "left_out")},
+        "left_out": info.report["left_out"],
+        "digest": info.digest,
+    }
+
+
+def _sizes(parts: list[Any]) -> dict[str, Any]:
+    sums = {
+        name: sum(getattr(part, name) for part in parts)
+        for name in ("characters", "bytes", "tokens")
+    }
+    counts = [asdict(part)["documents"] for part in parts]
+    documents = None if None in counts else sum(counts)
+    ratio = sums["bytes"] / sums["tokens"] if sums["tokens"] else None
+    return {"documents": documents, **sums, "bytes_per_token": ratio}
+
+
+def rows(about: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The same for people."""
+    tokenizer = about["tokenizer"]
+    found = [
+        ("corpus", about["corpus"]),
+        ("tokenizer", f"{tokenizer['kind']}, {tokenizer['vocab_size']:,} ids"),
+        ("whole", _size_words(about)),
+        *((part, _size_words(about["parts"][part])) for part in PARTS),
+        ("split", about["split"]),
+    ]
+    found += [("left out", line) for line in about["left_out"]]
+    found += [
+        (
+            "longest",
+            f"{each['characters']:,} characters: document {each['document']:,} of the "
+            f"{each['part']} part",
+        )
+        for each in about["longest_documents"]
+    ]
+    if unseen := _characters(about["unseen_in_training"]):
+        found.append(("unseen", f"the training part lacks {unseen} of the validation part"))
+    if lost := _characters(about["lost"]):
+        found.append(("LOST", f"the tokenizer does not bring back {lost}; see --tokenizer"))
+    if overlap := about.get("overlap"):
+        found.append(("overlap", overlap["words"]))
+    return [*found, ("store", about["store"])]
+
+
+def _size_words(sizes: Mapping[str, Any]) -> str:
+    documents = "" if sizes["documents"] is None else f"{sizes['documents']:,} documents, "
+    ratio = sizes["bytes_per_token"]
+    per_token = "" if ratio is None else f", {ratio:.3f} bytes a token"
+    return (
+        f"{documents}{sizes['bytes']:,} bytes ({in_bytes(sizes['bytes'])}), "
+        f"{sizes['characters']:,} characters, {sizes['tokens']:,} tokens{per_token}"
+    )
+
+
+def _characters(about: Mapping[str, Any]) -> str:
+    """``12 characters of 3 kinds ('é' 7, …)``; nothing where there is none."""
+    if not about["characters"]:
+        return ""
+    examples = ", ".join(f"{shown(char)} {count:,}" for char, count in about["examples"].items())
+    more = ", …" if about["distinct"] > len(about["examples"]) else ""
+    return f"{about['characters']:,} characters of {about['distinct']:,} kinds ({examples}{more})"
