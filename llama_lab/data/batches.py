@@ -180,6 +180,17 @@ def gather_windows(tokens: NDArray[np.integer], starts: Int64Array, length: int)
     return np.asarray(tokens[places], dtype=np.int64)
 
 
+def document_numbers(documents: NDArray[np.uint64], places: Int64Array) -> Int64Array:
+    """Which document each place lies in, from 0 at the first of its row: ``[S, T]`` to the same.
+
+    Args:
+        documents: First token of every document, ascending.
+        places: Places in the part, a window a row.
+    """
+    numbers = np.searchsorted(documents, places.astype(np.uint64), side="right").astype(np.int64)
+    return numbers - numbers[:, :1]
+
+
 @dataclass(frozen=True)
 class ValidationWindows:
     """A split cut into windows that score each of its N - 1 targets exactly once.

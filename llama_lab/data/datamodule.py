@@ -48,6 +48,7 @@ class TextDataModule(LightningDataModule):
         tokenizer: str = "char",
         vocab_size: int | None = None,
         context_length: int | None = None,
+        document_mask: bool = False,
         batch_size: int = 32,
         num_workers: int | None = None,
         cache_dir: str = "data/cache",
@@ -72,6 +73,8 @@ class TextDataModule(LightningDataModule):
                 and merges.txt; huggingface, llama2c and ids come with an imported model.
             vocab_size: Size of the bpe vocabulary; null means 1024. Refused for char.
             context_length: Tokens per sequence; null means model.decoder.context_length.
+            document_mask: Whether attention and positions stay inside a document; needs a corpus
+                of documents.
             batch_size: Sequences per optimiser step, over all devices and accumulation.
             num_workers: Null holds a small corpus on the device; a number reads the mapped store
                 with that many loader processes.
@@ -93,6 +96,7 @@ class TextDataModule(LightningDataModule):
         self.normalize_newlines, self.on_bad_record = normalize_newlines, on_bad_record
         self.tokenizer_kind, self.vocab_size = tokenizer, vocab_size
         self.context_length, self.batch_size = context_length, batch_size
+        self.document_mask = document_mask
         self.num_workers, self.cache_dir, self.seed = num_workers, Path(cache_dir), seed
         self.tokenizer_state: Mapping[str, Any] | None = None
         self.store: TokenStore | None = None
@@ -146,6 +150,11 @@ class TextDataModule(LightningDataModule):
                 f"{str(self._expected_digest)[:12]}): the text changed; resume on the old text, or "
                 "begin a new run from the weights with --model.init_from"
             )
+        _check(
+            not self.document_mask or self.store.validation_documents is not None,
+            f"--data.document_mask true would do nothing: --data.corpus {self.request.name} is one "
+            "running text; set it to false, or name several files or a file of records",
+        )
         parts = {"validation": self.store.validation}
         if stage == "fit":
             parts["train"] = self.store.train
@@ -244,14 +253,15 @@ class TextDataModule(LightningDataModule):
         share, windows = self._share(), self.training_windows
         start = self.consumed // self.batch_size * share.accumulation
         train = self.tokens.train
+        documents = self.tokens.train_documents if self.document_mask else None
         if self.num_workers is None and len(train) <= DEVICE_TOKENS:
             assert self.trainer is not None
             resident = torch.from_numpy(train.astype(np.int32))
             return DeviceBatches(
-                resident.to(self.trainer.strategy.root_device), windows, share, start
+                resident.to(self.trainer.strategy.root_device), windows, share, start, documents
             )
         return DataLoader(
-            MappedBatches(train, windows, share),
+            MappedBatches(train, windows, share, documents),
             batch_size=None,
             sampler=Endless(start),
             num_workers=self.num_workers or 0,
@@ -272,6 +282,7 @@ class TextDataModule(LightningDataModule):
             max(1, share.rows),
             share.rank,
             share.world_size,
+            self.tokens.validation_documents if self.document_mask else None,
         )
 
     def test_dataloader(self) -> ValidationBatches:

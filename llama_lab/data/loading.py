@@ -9,15 +9,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import Dataset, Sampler
 
 from llama_lab.data.batches import (
     TrainingWindows,
     ValidationWindows,
+    document_numbers,
     gather_windows,
     microbatch_sequences,
 )
 from llama_lab.data.shards import Tokens
+
+Bounds = NDArray[np.uint64] | None
+"""First token of every document of a part; ``None`` where documents are not kept apart."""
 
 
 class Batch(NamedTuple):
@@ -29,12 +34,15 @@ class Batch(NamedTuple):
         sequences: Global number of each sequence since step 0 [B]. They stay numpy arrays: what
             is recorded of a batch must not cost a copy back from the device.
         starts: First token of each sequence's window [B].
+        documents: Which document of its row each input belongs to, where documents are kept apart
+            [B, T].
     """
 
     inputs: torch.Tensor
     targets: torch.Tensor
     sequences: np.ndarray
     starts: np.ndarray
+    documents: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -65,15 +73,24 @@ class Share:
 class MappedBatches(Dataset[Batch]):
     """Microbatch ``k`` read from the mapped store: item ``k`` is a whole batch."""
 
-    def __init__(self, tokens: Tokens, windows: TrainingWindows, share: Share) -> None:
+    def __init__(
+        self,
+        tokens: Tokens,
+        windows: TrainingWindows,
+        share: Share,
+        documents: Bounds = None,
+    ) -> None:
         self.tokens, self.windows, self.share = tokens, windows, share
+        self.documents = documents
 
     def __getitem__(self, microbatch: int) -> Batch:
         sequences = self.share.sequences(microbatch)
         starts = self.windows.starts(sequences)
         rows = gather_windows(self.tokens, starts, self.windows.context_length + 1)
         ids = torch.from_numpy(rows.astype(np.int64))
-        return Batch(ids[:, :-1], ids[:, 1:], sequences, starts)
+        places = starts[:, None] + np.arange(self.windows.context_length)
+        numbers = numbers_of(self.documents, places)
+        return Batch(ids[:, :-1], ids[:, 1:], sequences, starts, numbers)
 
 
 class DeviceBatches:
@@ -84,9 +101,19 @@ class DeviceBatches:
     BLOCK = 4096
 
     def __init__(
-        self, tokens: torch.Tensor, windows: TrainingWindows, share: Share, start: int
+        self,
+        tokens: torch.Tensor,
+        windows: TrainingWindows,
+        share: Share,
+        start: int,
+        documents: Bounds = None,
     ) -> None:
         self.tokens, self.windows, self.share, self.start = tokens, windows, share, start
+        self.documents = (
+            None
+            if documents is None
+            else torch.from_numpy(documents.astype(np.int64)).to(tokens.device)
+        )
         self.steps = torch.arange(windows.context_length + 1, device=tokens.device)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -97,8 +124,12 @@ class DeviceBatches:
             starts = self.windows.starts(sequences.reshape(-1)).reshape(sequences.shape)
             places = torch.from_numpy(starts).to(self.tokens.device)
             for k in range(block):
-                ids = self.tokens[places[k, :, None] + self.steps].long()
-                yield Batch(ids[:, :-1], ids[:, 1:], sequences[k], starts[k])
+                read = places[k, :, None] + self.steps
+                ids = self.tokens[read].long()
+                apart = None
+                if self.documents is not None:
+                    apart = torch.searchsorted(self.documents, read[:, :-1], right=True)
+                yield Batch(ids[:, :-1], ids[:, 1:], sequences[k], starts[k], apart)
 
 
 class Endless(Sampler[int]):
@@ -121,25 +152,40 @@ class ValidationBatches:
     """
 
     def __init__(
-        self, tokens: Tokens, windows: ValidationWindows, rows: int, rank: int, world_size: int
+        self,
+        tokens: Tokens,
+        windows: ValidationWindows,
+        rows: int,
+        rank: int,
+        world_size: int,
+        documents: Bounds = None,
     ) -> None:
         self.tokens, self.windows, self.rows = tokens, windows, rows
+        self.documents = documents
         self.rank, self.world_size = rank, world_size
 
     def __len__(self) -> int:
         return -(-self.windows.n_windows // (self.rows * self.world_size))
 
     def __iter__(self) -> Iterator[Batch]:
+        length = self.windows.context_length
         for k in range(len(self)):
             first = (k * self.world_size + self.rank) * self.rows
             numbers = np.arange(first, first + self.rows, dtype=np.int64)
             inputs, targets = self.windows.rows(self.tokens, numbers)
+            places = numbers[:, None] * length + np.arange(length)
             yield Batch(
                 torch.from_numpy(inputs),
                 torch.from_numpy(targets),
                 numbers,
-                numbers * self.windows.context_length,
+                numbers * length,
+                numbers_of(self.documents, places),
             )
+
+
+def numbers_of(documents: Bounds, places: np.ndarray) -> torch.Tensor | None:
+    """The documents of places ``[B, T]``, where they are kept apart."""
+    return None if documents is None else torch.from_numpy(document_numbers(documents, places))
 
 
 def keep(batch: Any) -> Any:

@@ -42,7 +42,9 @@ class LayerActivity(NamedTuple):
 
 
 @torch.no_grad()
-def observe(decoder: Decoder, tokens: Tensor) -> list[LayerActivity]:
+def observe(
+    decoder: Decoder, tokens: Tensor, documents: Tensor | None = None
+) -> list[LayerActivity]:
     """Read ``tokens`` ``[B, T]``, without dropout, and say what each layer did, first to last.
 
     The decoder is afterwards as it was, and no random number is drawn. A compiled one is run as
@@ -55,7 +57,7 @@ def observe(decoder: Decoder, tokens: Tensor) -> list[LayerActivity]:
         for block, values in zip(decoder.blocks, found, strict=True):
             watch(block, values.__setitem__, stack)
         stack.callback(decoder.train, was_training)
-        decoder.eval()(tokens)
+        decoder.eval()(tokens, documents=documents)
     has_relu = FEED_FORWARDS[decoder.config.feed_forward.kind].activation in (F.relu, relu_squared)
     return [
         LayerActivity(v["stream"], v["attention"], v["hidden"] if has_relu else None) for v in found

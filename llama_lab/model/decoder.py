@@ -15,6 +15,7 @@ from llama_lab.model.config import layer_kinds
 from llama_lab.model.flex import serves_heads
 from llama_lab.model.loss import next_token_loss
 from llama_lab.model.norms import build_norm
+from llama_lab.model.places import Documents
 from llama_lab.model.positions import LayerPositions, Sizes, build_position
 from llama_lab.model.settings import require
 from llama_lab.model.softcap import softcap
@@ -80,8 +81,18 @@ class Decoder(nn.Module):
         if not config.tie_embeddings:
             self.head = nn.Linear(config.dim, config.vocab_size, bias=False)
 
-    def forward(self, tokens: Tensor, cache: DecoderCache | None = None) -> Tensor:
+    def forward(
+        self,
+        tokens: Tensor,
+        cache: DecoderCache | None = None,
+        *,
+        documents: Tensor | None = None,
+    ) -> Tensor:
         """Tokens ``[B, T]`` to hidden states ``[B, T, D]``, after the final norm.
+
+        With ``documents``, a number for each token ``[B, T]`` that changes where a document begins,
+        each document is read as if it were alone. A text begins at place 0 either way, also in the
+        middle of a document. Not with a cache.
 
         With a cache, the tokens follow those that it holds, and are held by it afterwards. Where
         positions depend on the length of the text (rope_scaling dynamic, past the original
@@ -92,9 +103,15 @@ class Decoder(nn.Module):
             SettingError: Learned positions do not reach so far.
             ValueError: The cache is too short, or made for another batch size.
         """
-        return self.final_norm(self.read(tokens, cache=cache))
+        return self.final_norm(self.read(tokens, cache=cache, documents=documents))
 
-    def read(self, tokens: Tensor, *, cache: DecoderCache | None = None) -> Tensor:
+    def read(
+        self,
+        tokens: Tensor,
+        *,
+        cache: DecoderCache | None = None,
+        documents: Tensor | None = None,
+    ) -> Tensor:
         """Tokens ``[B, T]`` to what the last layer gives ``[B, T, D]``, before the final norm."""
         n_tokens = tokens.size(1)
         past = 0 if cache is None else cache.length
@@ -105,8 +122,15 @@ class Decoder(nn.Module):
                 cache.reset()
                 return self.read(cache.tokens[:, : past + n_tokens], cache=cache)[:, past:]
 
-        places = self.layer_positions.at(past, n_tokens, tokens.device)
-        x = self.dropout(self.position_embedding.embed(self.embedding(tokens), past))
+        x = self.embedding(tokens)
+        if documents is None:
+            places = self.layer_positions.at(past, n_tokens, tokens.device)
+            x = self.position_embedding.embed(x, past)
+        else:
+            apart = Documents.of(documents)
+            places = self.layer_positions.within(apart)
+            x = self.position_embedding.embed_within(x, apart)
+        x = self.dropout(x)
         for i, block in enumerate(self.blocks):
             x = block(x, places[i], cache=None if cache is None else cache.layers[i])
         if cache is not None:
@@ -120,9 +144,15 @@ class Decoder(nn.Module):
         *,
         reduction: Literal["mean", "sum"],
         z_loss: float = 0.0,
+        documents: Tensor | None = None,
     ) -> Tensor:
-        """The loss of tokens and the targets that follow them, both ``[B, T]``, in nats."""
-        return self.finish(self.read(tokens), targets, reduction=reduction, z_loss=z_loss)
+        """The loss of tokens and the targets that follow them, both ``[B, T]``, in nats.
+
+        A document's last token is scored on the next one's first, with ``documents`` as without:
+        so the two count the same targets.
+        """
+        x = self.read(tokens, documents=documents)
+        return self.finish(x, targets, reduction=reduction, z_loss=z_loss)
 
     def finish(
         self,

@@ -122,6 +122,27 @@ def lined_up(x: Tensor, size: int, step: int | None = None) -> Tensor:
     return x.transpose(1, 2).flatten(0, 1).unfold(0, size, step or size).transpose(-2, -1)
 
 
+@dataclass(frozen=True)
+class Documents:
+    """Texts that are each several documents in a row, which know nothing of each other.
+
+    Attributes:
+        offsets: How many tokens of its own document stand before each ``[B, T]``.
+        same: Whether two tokens are of one document ``[B, T, T]``.
+    """
+
+    offsets: Tensor
+    same: Tensor
+
+    @classmethod
+    def of(cls, numbers: Tensor) -> "Documents":
+        """From a number for each token ``[B, T]``, which changes where a document begins."""
+        places = torch.arange(numbers.size(1), device=numbers.device)
+        begins = numbers != numbers.roll(1, dims=1)
+        starts = torch.where(begins, places, 0).cummax(dim=1).values
+        return cls(places - starts, numbers[:, :, None] == numbers[:, None, :])
+
+
 def distances(held: int, length: int, device: torch.device) -> Tensor:
     """How far each key lies behind each query, ``[T, P]``: negative in a query's future."""
     places = torch.arange(held + length, device=device)
@@ -163,9 +184,26 @@ class Position(nn.Module):
         """Embeddings ``[B, T, D]`` of the tokens that follow ``past`` others, with their places."""
         return x
 
+    def embed_within(self, x: Tensor, documents: Documents) -> Tensor:
+        """As :meth:`embed`, each document from place 0."""
+        return x
+
     def at(self, past: int, length: int, device: torch.device) -> Places:
         """What attention needs to know of ``length`` tokens that follow ``past`` others."""
         return Places(self.sight(past, length, device))
+
+    def within(self, documents: Documents) -> Places:
+        """As :meth:`at`, each document from place 0 and in sight of itself alone."""
+        return Places(self.sight_within(documents))
+
+    def sight_within(self, documents: Documents) -> Sight:
+        """What tokens see of their documents. The mask is held: ``[B, 1, T, T]``."""
+        return Sight(self.visible_within(documents), is_causal=False)
+
+    def visible_within(self, documents: Documents) -> Tensor:
+        """True where a query sees a key of its own document, ``[B, 1, T, T]``."""
+        distance = distances(0, documents.offsets.size(1), documents.offsets.device)
+        return (documents.same & self.visible(distance))[:, None]
 
     def keeps(self, past: int, length: int) -> bool:
         """Whether what was computed for ``past`` tokens stays right when ``length`` follow."""
@@ -236,6 +274,13 @@ class TabledPosition(Position):
         if self.table.device != device or self.table.size(-2) < held:
             self.tabulate(held, device)
         return self.table[..., past:end, :]
+
+    def rows_within(self, documents: Documents) -> Tensor:
+        """The float32 rows of tokens that are counted from their documents' beginnings: ``[B, T]``
+        in place of the places.
+        """
+        offsets = documents.offsets
+        return self.rows(0, offsets.size(1), offsets.device)[..., offsets, :]
 
     def begin_table(self) -> None:
         """Make the first table, on the device that is the default now."""

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from llama_lab.model.layers import LayerKind
 from llama_lab.model.places import (
     BiasedSight,
+    Documents,
     Places,
     Position,
     Sight,
@@ -145,6 +146,9 @@ class LearnedPosition(Position):
         )
         return x + self.weight[past:end]
 
+    def embed_within(self, x: Tensor, documents: Documents) -> Tensor:
+        return x + self.weight[documents.offsets]
+
 
 class SinusoidalPosition(TabledPosition):
     """x + PE, where PE(p, 2i) = sin(p / 10000^(2i/D)) and PE(p, 2i+1) = cos of the same angle.
@@ -164,6 +168,9 @@ class SinusoidalPosition(TabledPosition):
     def embed(self, x: Tensor, past: int) -> Tensor:
         return (x + self.rows(past, x.size(1), x.device)).to(x.dtype)
 
+    def embed_within(self, x: Tensor, documents: Documents) -> Tensor:
+        return (x + self.rows_within(documents)).to(x.dtype)
+
 
 class AlibiPosition(Position):
     """Head h's scores fall by slope_h for each place that a key lies behind its query.
@@ -179,10 +186,16 @@ class AlibiPosition(Position):
 
     def look(self, held: int, length: int, device: torch.device) -> Sight:
         distance = distances(held, length, device)
-        bias = -self.slopes(device)[:, None, None] * distance
-        return BiasedSight(
-            bias.masked_fill(~self.visible(distance), float("-inf"))[None], is_causal=False
-        )
+        return self.biased(distance, self.visible(distance))
+
+    def sight_within(self, documents: Documents) -> Sight:
+        distance = distances(0, documents.offsets.size(1), documents.offsets.device)
+        return self.biased(distance, self.visible_within(documents))
+
+    def biased(self, distance: Tensor, visible: Tensor) -> Sight:
+        """Scores change by -slope · distance ``[T, P]`` where something is visible."""
+        bias = -self.slopes(distance.device)[:, None, None] * distance
+        return BiasedSight(bias[None].masked_fill(~visible, float("-inf")), is_causal=False)
 
     def slopes(self, device: torch.device) -> Tensor:
         """``[H]``, float32."""
@@ -285,6 +298,11 @@ class LayerPositions(nn.Module):
     def at(self, past: int, length: int, device: torch.device) -> list[Places]:
         """One a layer, of ``length`` tokens that follow ``past`` others; see :class:`Position`."""
         made = {kind: position.at(past, length, device) for kind, position in self.of_kind.items()}
+        return [made[kind] for kind in self.kinds]
+
+    def within(self, documents: Documents) -> list[Places]:
+        """One a layer, of documents in a row; see :class:`Position`."""
+        made = {kind: position.within(documents) for kind, position in self.of_kind.items()}
         return [made[kind] for kind in self.kinds]
 
     def keeps(self, past: int, length: int) -> bool:

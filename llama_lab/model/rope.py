@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from llama_lab.model.places import Places, TabledPosition
+from llama_lab.model.places import Documents, Places, TabledPosition
 from llama_lab.model.rope_scaling import RopeScaling, RopeScalingConfig
 from llama_lab.model.settings import require, shown
 
@@ -128,6 +128,10 @@ class RotaryPosition(TabledPosition):
         cos, sin = self.rows(past, length, device).unsqueeze(-2)
         return self.pairs(self.sight(past, length, device), cos=cos, sin=sin)
 
+    def within(self, documents: Documents) -> Places:
+        cos, sin = self.rows_within(documents).unsqueeze(-2)
+        return self.pairs(self.sight_within(documents), cos=cos, sin=sin)
+
     def keeps(self, past: int, length: int) -> bool:
         return past == 0 or self.scaling.span(past) == self.scaling.span(past + length)
 
@@ -139,7 +143,13 @@ class PartialRotaryPosition(RotaryPosition):
     """
 
     def at(self, past: int, length: int, device: torch.device) -> Places:
-        turned = super().at(past, length, device)
+        return self.first(super().at(past, length, device))
+
+    def within(self, documents: Documents) -> Places:
+        return self.first(super().within(documents))
+
+    def first(self, turned: Places) -> Places:
+        """The same for the first coordinates alone."""
         return FirstCoordinates(turned.sight, turned, self.width)
 
 

@@ -65,7 +65,8 @@ class BlockCompiler(Callback):
 
         def score(tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
             with trainer.precision_plugin.forward_context():
-                return loss(tokens, targets)
+                apart = torch.zeros_like(tokens) if data.document_mask else None
+                return loss(tokens, targets, apart)
 
         module.compilation = settle(
             module.compile_setting, module.network, work, training=training, score=score

@@ -52,6 +52,7 @@ class Diagnostics(Callback):
     def __init__(self, every: int) -> None:
         self.every = every
         self.tokens: Tensor | None = None
+        self.documents: Tensor | None = None
         self.readings: list[Reading] = []
         self.weights: list[list[Tensor]] = []
 
@@ -70,6 +71,7 @@ class Diagnostics(Callback):
         if due and trainer.is_global_zero and finished_step(trainer, batch_idx):
             n_sequences = max(1, OBSERVED_TOKENS // batch.inputs.size(1))
             self.tokens = batch.inputs[:n_sequences]
+            self.documents = None if batch.documents is None else batch.documents[:n_sequences]
 
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
@@ -79,7 +81,7 @@ class Diagnostics(Callback):
             return
         assert isinstance(pl_module, LanguageModel)
         with trainer.precision_plugin.forward_context():
-            activities = observe(pl_module.network, self.tokens)
+            activities = observe(pl_module.network, self.tokens, self.documents)
         blocks = blocks_of(pl_module)
         self.readings = [
             {**gradient_norms(block), **present(activity)}

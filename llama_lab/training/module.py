@@ -135,6 +135,11 @@ class LanguageModel(LightningModule):
             flag = "--model.optimizer.kind"
             require_whole_weights(self.trainer.strategy, f"{flag} {kind}", f"{flag} adamw")
         data, limit = self._datamodule, self.decoder_config.context_length
+        require(
+            self.fault != "no_causal_mask" or data is None or not data.document_mask,
+            "--model.fault no_causal_mask lifts the mask that --data.document_mask true sets: set "
+            "one of them to null or false",
+        )
         if stage == "fit" and data is not None and data.context > limit:
             raise UserError(
                 f"--data.context_length {data.context} is longer than "
@@ -208,13 +213,17 @@ class LanguageModel(LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
         """Mean next-token loss of one microbatch, nats per token."""
-        loss = self.training_loss(batch.inputs, batch.targets)
+        loss = self.training_loss(batch.inputs, batch.targets, batch.documents)
         self.meter.add(loss, self.trainer.global_step + 1)
         return loss
 
-    def training_loss(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def training_loss(
+        self, tokens: torch.Tensor, targets: torch.Tensor, documents: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """What training minimises, mean over the targets [B, T], nats per token."""
-        return self.network.score(tokens, targets, reduction="mean", z_loss=self.z_loss)
+        return self.network.score(
+            tokens, targets, reduction="mean", z_loss=self.z_loss, documents=documents
+        )
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """The optimiser, and a schedule that counts optimiser steps."""
@@ -263,14 +272,16 @@ class LanguageModel(LightningModule):
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Add a batch's summed loss to the text's."""
-        loss = self.summed_loss(batch.inputs, batch.targets)
+        loss = self.summed_loss(batch.inputs, batch.targets, batch.documents)
         scored = batch.targets[batch.targets != IGNORE]
         n_bytes = self._piece_bytes(scored.device)[scored].sum()
         self.token_loss.update(loss, torch.tensor(scored.numel()), n_bytes)
 
-    def summed_loss(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def summed_loss(
+        self, tokens: torch.Tensor, targets: torch.Tensor, documents: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """What is validated, summed over the targets [B, T], nats."""
-        return self.network.score(tokens, targets, reduction="sum")
+        return self.network.score(tokens, targets, reduction="sum", documents=documents)
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         """The same for ``test``."""
