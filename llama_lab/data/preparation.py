@@ -16,7 +16,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llama_lab.data.corpora import one_line, shown
+from llama_lab.data.overlap import Overlap, overlap
 from llama_lab.data.progress import ByteProgress
 from llama_lab.data.requests import StoreRequest, settled_fraction
 from llama_lab.data.shards import SHARD_TOKENS, PartWriter
@@ -149,7 +150,12 @@ def _written(
             for part, plan in zip(PARTS, plans, strict=True):
                 with _named(request, part):
                     parts.append(_write_part(temporary, part, plan, tokenizer, progress.add))
-        return _describe(request, content, words, parts, tokenizer, temporary, readings)
+        shared = overlap(
+            *(in_batches(cut_safely(plan.pieces(), CharTokenizer)) for plan in plans),
+            validation_characters=parts[1].info.characters,
+            are_records=all(plan.are_records for plan in plans),
+        )
+        return _describe(request, content, words, parts, tokenizer, temporary, readings, shared)
 
     try:
         publish(folder, tokenizer, write)
@@ -255,6 +261,7 @@ def _describe(
     tokenizer: Tokenizer,
     folder: Path,
     readings: dict[str, Reading],
+    shared: Overlap,
 ) -> StoreInfo:
     train, validation = parts
     dtype = train.writer.dtype.name
@@ -287,6 +294,7 @@ def _describe(
                 if part.info.documents is not None
                 for length, number in part.longest
             ],
+            "overlap": {**asdict(shared), "share": shared.share, "words": shared.words},
             "lost": _named_characters(sum((part.lost for part in parts), Counter())),
             "unseen_in_training": _named_characters(unseen),
         },
