@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-from llama_lab.data.corpora import shown
+from llama_lab.data.notes import unseen, warnings_of
 from llama_lab.data.preparation import prepare_store
 from llama_lab.data.progress import in_bytes
 from llama_lab.data.requests import StoreRequest
 from llama_lab.data.store import PARTS, TokenStore, open_store
+from llama_lab.errors import UserError
 from llama_lab.parsing import Parser
 
 DESCRIPTION = (
@@ -26,6 +28,9 @@ JSON_NAMES = (
     "examples), longest_documents, overlap, sources (files, documents, empty_documents, "
     "skipped_files, bad_records of each), digest."
 )
+
+# As `fit` spells what are flags of this command's own.
+OF_FIT = re.compile(r"(?<!\S)(?:--)?data\.([a-z_]+)(?=[ :;,)]|$)")
 
 
 def main(argv: list[str], prog: str) -> int:
@@ -48,9 +53,11 @@ def main(argv: list[str], prog: str) -> int:
         on_bad_record=options.on_bad_record,
         cache_dir=Path(options.cache_dir),
         data_dir=Path("data"),
-        prefix="--",
     )
-    store = open_store(prepare_store(request))
+    try:
+        store = open_store(prepare_store(request))
+    except UserError as error:  # it speaks of the flags of `fit`
+        raise UserError(OF_FIT.sub(r"--\1", str(error))) from error
     about = summary(store)
     if options.format == "json":
         print(json.dumps(about, indent=2, ensure_ascii=False))
@@ -127,7 +134,6 @@ def rows(about: Mapping[str, Any]) -> list[tuple[str, str]]:
         *((part, _size_words(about["parts"][part])) for part in PARTS),
         ("split", about["split"]),
     ]
-    found += [("left out", line) for line in about["left_out"]]
     found += [
         (
             "longest",
@@ -136,12 +142,7 @@ def rows(about: Mapping[str, Any]) -> list[tuple[str, str]]:
         )
         for each in about["longest_documents"]
     ]
-    if unseen := _characters(about["unseen_in_training"]):
-        found.append(("unseen", f"the training part lacks {unseen} of the validation part"))
-    if lost := _characters(about["lost"]):
-        found.append(("LOST", f"the tokenizer does not bring back {lost}; see --tokenizer"))
-    if overlap := about.get("overlap"):
-        found.append(("overlap", overlap["words"]))
+    found += [*unseen(about), *warnings_of(about)]
     return [*found, ("store", about["store"])]
 
 
@@ -153,12 +154,3 @@ def _size_words(sizes: Mapping[str, Any]) -> str:
         f"{documents}{sizes['bytes']:,} bytes ({in_bytes(sizes['bytes'])}), "
         f"{sizes['characters']:,} characters, {sizes['tokens']:,} tokens{per_token}"
     )
-
-
-def _characters(about: Mapping[str, Any]) -> str:
-    """``12 characters of 3 kinds ('é' 7, …)``; nothing where there is none."""
-    if not about["characters"]:
-        return ""
-    examples = ", ".join(f"{shown(char)} {count:,}" for char, count in about["examples"].items())
-    more = ", …" if about["distinct"] > len(about["examples"]) else ""
-    return f"{about['characters']:,} characters of {about['distinct']:,} kinds ({examples}{more})"

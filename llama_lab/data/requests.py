@@ -45,8 +45,6 @@ class StoreRequest:
     normalize_newlines: bool = False
     on_bad_record: OnBadRecord = "stop"
     """These four as in :class:`SourceRequest`."""
-    prefix: str = "--data."
-    """Of the settings in errors."""
 
     def source(self, setting: str = "corpus") -> SourceRequest:
         """What to read for ``corpus`` or ``val_corpus``."""
@@ -59,7 +57,6 @@ class StoreRequest:
             normalize_newlines=self.normalize_newlines,
             on_bad_record=self.on_bad_record,
             data_dir=self.data_dir,
-            prefix=self.prefix,
             setting=setting,
         )
 
@@ -70,7 +67,7 @@ class StoreRequest:
 
     def flag(self, name: str) -> str:
         """A setting as it is typed."""
-        return f"{self.prefix}{name}"
+        return f"--data.{name}"
 
 
 def settled_fraction(request: StoreRequest) -> Fraction | None:

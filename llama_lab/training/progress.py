@@ -11,6 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from llama_lab.data.notes import warnings_of
 from llama_lab.model.accounting import count_parameters
 from llama_lab.training.callbacks import StepMetrics, ValidationRecord, data_of
 from llama_lab.training.module import LanguageModel
@@ -146,7 +147,9 @@ def opening(trainer: Trainer, module: LanguageModel) -> list[str]:
             f" (the model has {config.vocab_size:,} ids; the rest is never sampled)"
             if config.vocab_size != data.tokenizer.vocab_size
             else ""
-        ),
+        )
+        + f"; {info.report['split']}",
+        *(f"       {name}: {words}" for name, words in warnings_of(info.report)),
         f"work   {trainer.max_steps:,} steps of {data.batch_size} x {data.context} tokens = "
         f"{data.passes(budget):.1f} passes over the text; {trainer.world_size} x {device}, "
         f"{trainer.precision}{short}",

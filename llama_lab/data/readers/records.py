@@ -35,7 +35,6 @@ class SourceRequest:
         normalize_newlines: Whether CR LF and CR become LF.
         on_bad_record: Whether a record without a text ends the reading, or is counted and left out.
         data_dir: Where built-in corpora are kept.
-        prefix: Of the settings in errors: ``--data.`` or ``--``.
         setting: The setting that named ``corpus``.
     """
 
@@ -46,12 +45,11 @@ class SourceRequest:
     normalize_newlines: bool = False
     on_bad_record: OnBadRecord = "stop"
     data_dir: Path = Path("data")
-    prefix: str = "--data."
     setting: str = "corpus"
 
     def flag(self, name: str) -> str:
         """A setting as it is typed."""
-        return f"{self.prefix}{name}"
+        return f"--data.{name}"
 
     def error(self, place: object, words: str) -> UserError:
         """The refusal of what stands at ``place``."""
