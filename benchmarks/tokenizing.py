@@ -2,7 +2,7 @@
 
     python benchmarks/tokenizing.py [--text FILE] [--mb 64] [--turns 7] [--memory GB]
 
-In turns in one process, all cores: medians of wall time and of the ratios of turns. BPE, of 4,096 ids,
+In turns in one process, all cores: medians of wall time and of the turns' ratios. BPE of 4,096 ids
 encodes the text in pieces of a million characters, as a corpus is encoded, against one call of
 ``encode_batch`` for the same pieces. Bars: 0.9 of its speed; 50 MB/s of characters; with
 ``--memory``, preparing a store of a text of so many GB (made on the spot) takes less than 1.5 GB.

@@ -24,7 +24,8 @@ from llama_lab.data.loading import (
 from llama_lab.data.preparation import prepare_store
 from llama_lab.data.readers.records import OnBadRecord
 from llama_lab.data.requests import DEFAULT_VAL_FRACTION, StoreRequest
-from llama_lab.data.store import TokenStore, open_store
+from llama_lab.data.sources import STANDARD_INPUT
+from llama_lab.data.store import TokenStore, find_store, open_store
 from llama_lab.data.tokenizers import Tokenizer
 from llama_lab.errors import UserError
 
@@ -138,7 +139,7 @@ class TextDataModule(LightningDataModule):
     def prepare_data(self) -> None:
         """Read the corpus, train or take the tokenizer, write the store; a second run finds it."""
         request = self.request
-        self._prepared = request, prepare_store(request)
+        self._prepared = request, self._known_store() or prepare_store(request)
 
     def setup(self, stage: str) -> None:
         """Map the store and check that its parts are long enough, before anything is trained."""
@@ -162,6 +163,19 @@ class TextDataModule(LightningDataModule):
             self._check_length(part, len(parts[part]))
         if stage == "fit":
             self._check_division()
+
+    def _known_store(self) -> Path | None:
+        """The checkpoint's own store where its text came by standard input, which is gone."""
+        if STANDARD_INPUT not in self.request.source().corpus:
+            return None
+        trainer = self.trainer
+        _check(
+            trainer is None or trainer.world_size == 1,
+            "--data.corpus -: standard input is read by one process, and several are to train; "
+            "save it to a file and name that",
+        )
+        digest = self._expected_digest
+        return None if digest is None else find_store(self.cache_dir, digest)
 
     def _store_folder(self) -> Path:
         """What :meth:`prepare_data` wrote; a process that did not run it reads the corpus to know

@@ -117,6 +117,14 @@ def open_store(folder: Path) -> TokenStore:
     )
 
 
+def find_store(cache_dir: Path, digest: str) -> Path | None:
+    """The folder of a whole store with this digest, if there is one."""
+    for info in sorted(cache_dir.glob(f"[!.]*/{INFO_FILE}")):
+        if defect(info.parent) is None and _read_info(info.parent).digest == digest:
+            return info.parent
+    return None
+
+
 def publish(folder: Path, tokenizer: Tokenizer, write: Callable[[Path], StoreInfo]) -> None:
     """Write a folder beside ``folder`` and rename it there; leaves nothing behind on failure.
 

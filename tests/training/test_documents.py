@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import numpy as np
@@ -74,3 +75,20 @@ def test_a_corpus_of_its_own_may_be_validated_on(records: Lab) -> None:
         "fit", "--data.corpus=text.txt", "--data.val_corpus=other.txt", "--data.val_fraction=0.2"
     )
     assert line.startswith("--data.val_fraction 0.2 would do nothing")
+
+
+def test_a_run_on_standard_input_goes_on_without_it(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode())))
+    lab.fit(data__corpus="-", trainer__max_steps=2)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    outcome = lab("fit", "--ckpt_path=last", "--trainer.max_steps=4")
+    assert outcome.code == 0, outcome.err
+    plain = lab.fit(name="plain", trainer__max_steps=4)
+    assert plain.code == 0
+    orders = [
+        json.loads((lab.run(0, name) / "receipt.json").read_text())["order"]
+        for name in ("tiny", "plain")
+    ]
+    assert orders[0] == orders[1]
