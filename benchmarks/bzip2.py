@@ -3,9 +3,9 @@
     python benchmarks/bzip2.py FOLDER [NAME ...]
 
 FOLDER holds the texts (tinyshakespeare.txt, warandpeace.txt, zh_*.txt). bzip2 compresses the tail
-after the training part: what the whole takes less what the training part takes, over the tail's bytes.
-Models are ``nanogpt-cpu-best.yaml`` for the steps below; the loss is that of the final weights over
-the whole tail. ``chinese`` trains each zh_*.txt twice. Runs go to logs/ as always.
+after the training part: what it takes for the whole less what it takes for that part, over the
+tail's bytes. Models are ``nanogpt-cpu-best.yaml`` for the steps below; the loss is that of the final
+weights over the whole tail. ``chinese`` trains each zh_*.txt twice. Runs go to logs/ as always.
 """
 
 from __future__ import annotations
