@@ -4,8 +4,8 @@
 
 FOLDER holds the texts (tinyshakespeare.txt, warandpeace.txt, zh_*.txt). bzip2 compresses the tail
 after the training part: what it takes for the whole less what it takes for that part, over the
-tail's bytes. Models are ``nanogpt-cpu-best.yaml`` for the steps below; the loss is that of the final
-weights over the whole tail. ``chinese`` trains each zh_*.txt twice. Runs go to logs/ as always.
+tail's bytes. Models are ``nanogpt-cpu-best.yaml`` for the steps below; the loss is that of the
+final weights over the whole tail. ``chinese`` trains each zh_*.txt twice. Runs go to logs/.
 """
 
 from __future__ import annotations

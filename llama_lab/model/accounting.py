@@ -15,6 +15,7 @@ from llama_lab.model.decoder import Decoder
 # The first of these words in a parameter's dotted name says whose it is.
 PART_OF = {
     "embedding": "embedding",
+    "token_shift": "embedding",
     "position_embedding": "position",
     "attention": "attention",
     "feed_forward": "feed_forward",

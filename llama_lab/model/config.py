@@ -47,6 +47,10 @@ class DecoderConfig:
     embedding_scale: bool = False
     """Whether token embeddings are multiplied by sqrt(dim) on the way in, as in 2017."""
 
+    token_shift: bool = False
+    """Whether a learned share of the embedding before is added to each token's, a share a channel
+    (a part of RWKV's token shift), so that pairs of tokens are known before any attention."""
+
     logit_softcap: float | None = None
     """Soft limit of the logits, which become cap · tanh(logit / cap), in training too (Gemma 2);
     null means none."""
@@ -77,6 +81,7 @@ class DecoderConfig:
             require_whole("model.decoder.vocab_size", self.vocab_size)
         require_switch("model.decoder.tie_embeddings", self.tie_embeddings)
         require_switch("model.decoder.embedding_scale", self.embedding_scale)
+        require_switch("model.decoder.token_shift", self.token_shift)
         require_fraction("model.decoder.dropout", self.dropout)
         if self.logit_softcap is not None:
             require_positive("model.decoder.logit_softcap", self.logit_softcap)

@@ -3,8 +3,10 @@
 B batch, T time, D model width, V vocabulary.
 """
 
+from types import MappingProxyType
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -13,6 +15,7 @@ from llama_lab.model.cache import DecoderCache
 from llama_lab.model.config import DecoderConfig as DecoderConfig
 from llama_lab.model.config import layer_kinds
 from llama_lab.model.flex import serves_heads
+from llama_lab.model.init_schemes import Starting
 from llama_lab.model.loss import next_token_loss
 from llama_lab.model.norms import build_norm
 from llama_lab.model.places import Documents
@@ -39,6 +42,34 @@ class ScaledEmbedding(TokenEmbedding):
     def forward(self, input: Tensor) -> Tensor:
         """Tokens ``[B, T]`` to ``[B, T, D]``."""
         return super().forward(input) * self.embedding_dim**0.5
+
+
+class TokenShift(Starting):
+    """x_t + weight · x_(t-1), channel by channel; weights start at 0.
+
+    Source: Peng et al. 2023 (RWKV), arXiv:2305.13048, section 3.1, whose layers each mix a token
+    with the one before; here the embeddings alone are mixed, which takes no memory of its own.
+    """
+
+    starts = MappingProxyType({"weight": 0.0})
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.weight = self.start("weight", dim)
+
+    def forward(self, x: Tensor, before: Tensor | None, begins: Tensor | None) -> Tensor:
+        """``[B, T, D]`` to the same.
+
+        Args:
+            x: Embeddings.
+            before: Of the token that stands before the first ``[B, 1, D]``; ``None`` for none.
+            begins: Where a document begins, which has none before it either ``[B, T]``.
+        """
+        first = x.new_zeros(x.size(0), 1, x.size(2)) if before is None else before
+        previous = torch.cat((first, x[:, :-1]), dim=1)
+        if begins is not None:
+            previous = previous.masked_fill(begins[..., None], 0.0)
+        return x + (self.weight * previous).to(x.dtype)
 
 
 class Decoder(nn.Module):
@@ -71,6 +102,7 @@ class Decoder(nn.Module):
         )
 
         self.embedding = embedding(config.vocab_size, config.dim)
+        self.token_shift = TokenShift(config.dim) if config.token_shift else None
         self.position_embedding = build_position(config.position, sizes)
         self.layer_positions = LayerPositions(config.position, sizes, layer_kinds(config))
         self.dropout = build_dropout(config.dropout)
@@ -122,12 +154,16 @@ class Decoder(nn.Module):
                 cache.reset()
                 return self.read(cache.tokens[:, : past + n_tokens], cache=cache)[:, past:]
 
+        apart = None if documents is None else Documents.of(documents)
         x = self.embedding(tokens)
-        if documents is None:
+        if self.token_shift is not None:
+            before = None if cache is None or past == 0 else cache.tokens[:, past - 1 : past]
+            begins = None if apart is None else apart.offsets == 0
+            x = self.token_shift(x, None if before is None else self.embedding(before), begins)
+        if apart is None:
             places = self.layer_positions.at(past, n_tokens, tokens.device)
             x = self.position_embedding.embed(x, past)
         else:
-            apart = Documents.of(documents)
             places = self.layer_positions.within(apart)
             x = self.position_embedding.embed_within(x, apart)
         x = self.dropout(x)

@@ -316,6 +316,7 @@ def test_an_export_is_whole_readable_and_in_both_dialects(
         ({"feed_forward": {"swish_beta": "learned"}}, "feed_forward.swish_beta learned"),
         ({"position": {"kind": "sinusoidal"}}, "--model.decoder.position.kind sinusoidal"),
         ({"embedding_scale": True}, "--model.decoder.embedding_scale true"),
+        ({"token_shift": True}, "--model.decoder.token_shift true"),
         ({**GPT2, "norm": {"kind": "layernorm", "bias": False}}, "--model.decoder.norm.bias false"),
         ({"attention": {"output_bias": True}}, "--model.decoder.attention.output_bias true"),
     ],

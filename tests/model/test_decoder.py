@@ -90,6 +90,26 @@ def test_embedding_scale_multiplies_by_the_root_of_the_width() -> None:
     torch.testing.assert_close(scaled, plain * 4.0)
 
 
+def test_a_token_shift_adds_a_share_of_the_embedding_before_with_and_without_a_cache() -> None:
+    decoder = tiny(token_shift=True).requires_grad_(False)
+    assert decoder.token_shift is not None
+    tokens = torch.tensor([[1, 2, 3, 4, 5, 6]])
+    plain = decoder(tokens)
+    torch.testing.assert_close(tiny()(tokens), plain)  # it starts as nothing
+    share = nn.init.uniform_(decoder.token_shift.weight)
+    embedded = decoder.embedding(tokens)
+    expected = embedded.clone()
+    expected[:, 1:] += share * embedded[:, :-1]
+    given: list[Tensor] = []
+    decoder.blocks[0].register_forward_pre_hook(lambda _, arguments: given.append(arguments[0]))
+    whole = decoder(tokens)
+    torch.testing.assert_close(given[0], expected)
+    assert not torch.allclose(whole, plain, atol=1e-2)
+    cache = DecoderCache(decoder.config, 1)
+    parts = [decoder(part, cache) for part in tokens.split([1, 2, 3], dim=1)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole)
+
+
 def test_dropout_acts_on_embeddings_sublayers_and_attention_weights_in_training_only() -> None:
     decoder = tiny(dropout=0.5)
     dropped: list[tuple[str, Tensor]] = []

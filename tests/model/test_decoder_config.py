@@ -58,6 +58,7 @@ REFUSED = [
     ({"dropout": float("nan")}, "dropout nan", "from 0"),
     ({"tie_embeddings": "yes"}, "tie_embeddings yes", "true or false"),
     ({"embedding_scale": 2}, "embedding_scale 2", "true or false"),
+    ({"token_shift": 1}, "token_shift 1", "true or false"),
     ({"norm": {"kind": "batchnorm"}}, "norm.kind batchnorm", "layernorm, rmsnorm"),
     ({"norm": {"placement": "middle"}}, "norm.placement middle", "pre, post"),
     ({"norm": {"eps": 0.0}}, "norm.eps 0.0", "above 0"),
@@ -433,7 +434,7 @@ def test_the_command_line_has_every_setting_with_choices_default_and_text(
         parser.parse_args(["--help"])
     lines = out.getvalue().splitlines()
     names = setting_names(DecoderConfig, "--model.decoder")
-    assert len(names) == 45
+    assert len(names) == 46
     for name in names:
         at = next(i for i, line in enumerate(lines) if line.strip().startswith(f"{name} "))
         entry = " ".join(lines[at : at + 2])

@@ -27,6 +27,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "position": {"kind": "alibi"},
     },
     "held": {"attention": {"softcap": 2.0, "sinks": True, "gate": True, "qk_norm": "head"}},
+    "shift": {"token_shift": True},
     "post": {"norm": {"placement": "post"}, "embedding_scale": True},
 }
 
@@ -36,6 +37,8 @@ def tiny(**settings: Any) -> Decoder:
     base = {"dim": 16, "n_layers": 2, "context_length": 16, "vocab_size": 11, "init": {"std": 0.4}}
     decoder = Decoder(DecoderConfig.from_dict({**base, **settings, "attention": attention}))
     initialise(decoder, 0)
+    if decoder.token_shift is not None:  # it starts as nothing
+        torch.nn.init.uniform_(decoder.token_shift.weight)
     return decoder
 
 

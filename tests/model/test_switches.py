@@ -167,6 +167,7 @@ FLAGS: dict[str, list[dict[str, Any]]] = {
     ],
     "bias": [{"bias": False}, {"bias": True}],
     "tie_embeddings": [{"tie_embeddings": False}, {"tie_embeddings": True}],
+    "token_shift": [{"token_shift": False}, {"token_shift": True}],
     "embedding_scale": [{"embedding_scale": False}, {"embedding_scale": True}],
     "logit_softcap": [{"logit_softcap": None}, {"logit_softcap": 2.0}],
     "dropout": [{"dropout": 0.0}, {"dropout": 0.5}],
