@@ -282,8 +282,7 @@ def _describe(
         dtype=dtype,
         digest=digest.hexdigest(),
         shard_tokens=SHARD_TOKENS,
-        sizes={name: size for part in parts for name, size in part.writer.sizes.items()},
-        sha256={name: value for part in parts for name, value in part.writer.hashes.items()},
+        files={name: value for part in parts for name, value in part.writer.hashes.items()},
         report={
             "split": words,
             "sources": {setting: reading.tally.as_dict() for setting, reading in readings.items()},

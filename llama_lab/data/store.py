@@ -64,10 +64,8 @@ class StoreInfo:
     """SHA-256 over the ids of both parts and the tokenizer's state."""
     shard_tokens: int = SHARD_TOKENS
     """Ids in every shard of a part but the last."""
-    sizes: Mapping[str, int] = field(default_factory=dict)
-    """Bytes of every file of ids and documents."""
-    sha256: Mapping[str, str] = field(default_factory=dict)
-    """Of the same files."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """SHA-256 of every file of ids and documents."""
     report: Mapping[str, Any] = field(default_factory=dict)
     """What was met on the way: the split, what was left out, long documents, characters that the
     training part lacks."""

@@ -67,7 +67,7 @@ class Receipt(Callback):
             "wall_seconds": round(run.seconds, 3),
             "best": {"val_loss": best, "step": run.best_step},
             "last": dict(module.validation),
-            "store": {"sha256": run.store_digest, **dataclasses.asdict(data.tokens.info)},
+            "store": {**dataclasses.asdict(data.tokens.info), "sha256": run.store_digest},
             "order": f"{order.value:032x}",
             "initial_weights": run.initial_weights,
             "parameters": dataclasses.asdict(count_parameters(module.decoder_config)),
