@@ -15,6 +15,7 @@ COMMANDS = (
     "fit",
     "validate",
     "test",
+    "tokenize",
     "generate",
     "describe",
     "bench",
