@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -172,6 +171,9 @@ _KNOWN: dict[int, Hashes] = {}
 def _powers(base: int) -> Hashes:
     """base^i modulo 2**64 for the places of a block."""
     if base not in _KNOWN:
-        values = accumulate(range(BLOCK + PASSAGE - 1), lambda x, _: x * base % 2**64, initial=1)
-        _KNOWN[base] = np.fromiter(values, dtype=np.uint64, count=BLOCK + PASSAGE - 1)
+        size, values, factor = BLOCK + PASSAGE - 1, np.ones(1, dtype=np.uint64), base
+        while values.size < size:  # the next as many are these times base^(how many there are)
+            values = np.concatenate((values, values * np.uint64(factor)))
+            factor = factor * factor % 2**64
+        _KNOWN[base] = values[:size]
     return _KNOWN[base]
