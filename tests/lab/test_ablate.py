@@ -286,6 +286,7 @@ def test_a_run_that_did_other_work_stops_the_study_with_the_difference_named(
     assert not (tmp_path / "logs/studies/trial/results.json").exists()
 
 
+@pytest.mark.slow
 def test_two_at_once_give_the_same_weights(done: tuple[Path, str], tmp_path: Path) -> None:
     folder, _ = done
     write(tmp_path, seeds=[0], arms={"other": STUDY["arms"]["layernorm"]}, scores={})

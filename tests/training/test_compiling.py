@@ -125,6 +125,7 @@ def test_a_network_compiled_whole_trains_as_one_that_is_not_and_scores_anywhere(
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_a_compiled_run_has_the_losses_of_one_that_is_not_and_says_what_it_was(runs: Lab) -> None:
     check_like_plain(runs, "compiled", "true")
     plain = {"compiled": False, "because": "--model.compile false", "whole": False, "steps": 0}
@@ -133,6 +134,7 @@ def test_a_compiled_run_has_the_losses_of_one_that_is_not_and_says_what_it_was(r
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_a_stopped_compiled_run_ends_as_the_whole_one_to_the_bit(runs: Lab) -> None:
     assert contents(runs, "half")["global_step"] == 3
     go_on(runs, "half")
@@ -147,6 +149,7 @@ def go_on(lab: Lab, name: str, *extra: str) -> None:
 
 
 @needs_compiler
+@pytest.mark.slow
 @pytest.mark.parametrize(("trained", "used"), [("compiled", OFF), ("plain", ON)])
 def test_a_checkpoint_serves_whatever_compiles(
     runs: Lab, trained: str, used: str, tmp_path: Path
@@ -168,6 +171,7 @@ def test_a_checkpoint_serves_whatever_compiles(
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_a_run_goes_on_with_what_the_other_kind_began(runs: Lab) -> None:
     go_on(runs, "half-plain", ON)
     assert receipt(runs, "half-plain")["compile"]["steps"] == STEPS - 3
@@ -176,6 +180,7 @@ def test_a_run_goes_on_with_what_the_other_kind_began(runs: Lab) -> None:
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_scoring_compiles_when_told_to_alone(runs: Lab) -> None:
     path = str(last(runs, "compiled"))  # whose own setting is true
     for extra, graphs in (((), 0), ((ON,), 1)):
@@ -316,6 +321,28 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def test_every_kind_of_block_computes_the_same_compiled(variant: str, compile_it: Any) -> None:
     decoder = small(**VARIANTS.get(variant, {}))
     plant_fault(decoder, variant if variant in FAULTS else None)  # type: ignore[arg-type]
+    compare(decoder, compile_it)
+
+
+@pytest.mark.parametrize("compile_it", [compile_regions, compile_whole])
+def test_a_traced_network_computes_the_same_and_names_no_weight_otherwise(
+    compile_it: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As all compiled code, but for the C++, which takes long to be compiled."""
+
+    def traced(function: Any, *, options: Any, **settings: Any) -> Any:
+        return compiled(function, backend="aot_eager", **settings)
+
+    compiled = torch.compile
+    monkeypatch.setattr(torch, "compile", traced)
+    decoder = small(dropout=0.0)
+    names = list(decoder.state_dict())
+    compare(decoder, compile_it)
+    assert list(decoder.state_dict()) == names
+
+
+def compare(decoder: Decoder, compile_it: Any) -> None:
+    """Loss and gradients, compiled and not."""
     tokens = torch.randint(9, (2, 16))
 
     def gradients() -> list[torch.Tensor]:
@@ -324,7 +351,9 @@ def test_every_kind_of_block_computes_the_same_compiled(variant: str, compile_it
         loss = decoder.score(tokens, tokens, reduction="mean", z_loss=1e-3)
         return [loss, *torch.autograd.grad(loss, weights, allow_unused=True)]
 
+    counters.clear()
     compile_it(decoder, training=True)
     compiled = gradients()
+    assert counters["stats"]["unique_graphs"] > 0
     restore(decoder)
     torch.testing.assert_close(compiled, gradients(), atol=1e-6, rtol=1e-5)

@@ -31,7 +31,7 @@ def test_document_numbers_are_those_of_a_count_by_hand() -> None:
     np.testing.assert_array_equal(got, np.array(expected) - np.array(expected)[:, :1])
 
 
-@pytest.mark.parametrize("tokenizer", ["char", "bpe"])
+@pytest.mark.parametrize("tokenizer", [pytest.param("char", marks=pytest.mark.slow), "bpe"])
 def test_documents_train_and_a_loader_reads_what_the_device_holds(
     records: Lab, tokenizer: str
 ) -> None:
