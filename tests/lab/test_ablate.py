@@ -231,6 +231,7 @@ def test_a_changed_study_does_not_pass_old_runs_for_new_ones(done: tuple[Path, s
     assert len(err.strip().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_stopped_and_killed_and_started_again_it_ends_as_a_study_that_was_not(
     done: tuple[Path, str], tmp_path: Path
 ) -> None:
@@ -321,6 +322,7 @@ def test_each_arm_takes_its_own_best_value_from_equally_many_trials(tmp_path: Pa
         assert yaml.safe_load(config.read_text())["model"]["optimizer"]["lr"] == 1e-2
 
 
+@pytest.mark.slow
 def test_seeds_that_were_added_after_a_look_are_told_of(
     done: tuple[Path, str], tmp_path: Path
 ) -> None:

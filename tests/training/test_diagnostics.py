@@ -216,6 +216,7 @@ def test_a_resumed_run_leaves_neither_gap_nor_duplicate_and_keeps_the_first_curv
     assert logged_steps(lab.run(), INITIAL) == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.slow
 def test_it_may_be_switched_off_and_on_when_a_run_goes_on(lab: Lab) -> None:
     assert lab("fit", *resumable(trainer__max_steps=5)).code == 0
     go_on = ("fit", "--ckpt_path", "last", "--name", "tiny")

@@ -175,6 +175,7 @@ def test_test_reports_what_validate_reports(lab: Lab) -> None:
     assert lab("test").out.replace("test_", "") == validated
 
 
+@pytest.mark.slow
 def test_a_signal_while_scoring_ends_with_its_code(lab: Lab) -> None:
     lab.fit()
     Path("long.txt").write_text(TEXT * 200)

@@ -38,7 +38,9 @@ def wait_for(path: Path, seconds: float = 90) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("workers", [None, pytest.param(0, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize(
+    "workers", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (None, 0))]
+)
 def test_killed_at_a_random_step_and_resumed_it_ends_the_same_to_the_bit(
     lab: Lab, workers: int | None
 ) -> None:
