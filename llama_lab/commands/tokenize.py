@@ -51,6 +51,7 @@ def main(argv: list[str], prog: str) -> int:
         delimiter=options.delimiter,
         normalize_newlines=options.normalize_newlines,
         on_bad_record=options.on_bad_record,
+        special_tokens=options.special_tokens,
         cache_dir=Path(options.cache_dir),
         data_dir=Path("data"),
     )
@@ -81,6 +82,12 @@ def build_parser(prog: str) -> Parser:
         type=Literal["stop", "skip"],
         default="stop",
         help="Whether a record without a text stops the reading or is counted.",
+    )
+    add(
+        "--special_tokens",
+        type=Literal["text", "parse"],
+        default="text",
+        help="Whether a special token's spelling in the corpus is text or that token.",
     )
     add("--val_fraction", type=float | None, default=None, help="Validation part; null means 0.1.")
     add("--val_corpus", type=str | list[str] | None, default=None, help="In place of a part.")

@@ -26,7 +26,7 @@ from llama_lab.data.readers.records import OnBadRecord
 from llama_lab.data.requests import DEFAULT_VAL_FRACTION, StoreRequest
 from llama_lab.data.sources import STANDARD_INPUT
 from llama_lab.data.store import TokenStore, find_store, open_store
-from llama_lab.data.tokenizers import Tokenizer
+from llama_lab.data.tokenizer import SpecialTokens, Tokenizer
 from llama_lab.errors import UserError
 
 # A corpus up to this many tokens is held on the training device as int32: 256 MiB.
@@ -44,6 +44,7 @@ class TextDataModule(LightningDataModule):
         delimiter: str | None = None,
         normalize_newlines: bool = False,
         on_bad_record: OnBadRecord = "stop",
+        special_tokens: SpecialTokens = "text",
         val_fraction: float | None = None,
         val_corpus: str | list[str] | None = None,
         tokenizer: str = "char",
@@ -66,6 +67,8 @@ class TextDataModule(LightningDataModule):
             normalize_newlines: Whether CR LF and CR become LF.
             on_bad_record: Whether a record without a text stops the run, or is left out and counted
                 (skip).
+            special_tokens: Whether a special token's spelling in the corpus, such as
+                <|endoftext|>, is text like any other, or that token (parse).
             val_fraction: Part of the text, at its end, that is held out for validation, whole
                 documents where there are documents; null means 0.1, or none with val_corpus.
             val_corpus: What to validate on, in place of a part of corpus; named as corpus is.
@@ -97,7 +100,7 @@ class TextDataModule(LightningDataModule):
         self.normalize_newlines, self.on_bad_record = normalize_newlines, on_bad_record
         self.tokenizer_kind, self.vocab_size = tokenizer, vocab_size
         self.context_length, self.batch_size = context_length, batch_size
-        self.document_mask = document_mask
+        self.document_mask, self.special_tokens = document_mask, special_tokens
         self.num_workers, self.cache_dir, self.seed = num_workers, Path(cache_dir), seed
         self.tokenizer_state: Mapping[str, Any] | None = None
         self.store: TokenStore | None = None
@@ -131,6 +134,7 @@ class TextDataModule(LightningDataModule):
             delimiter=self.delimiter,
             normalize_newlines=self.normalize_newlines,
             on_bad_record=self.on_bad_record,
+            special_tokens=self.special_tokens,
             cache_dir=self.cache_dir,
             data_dir=Path("data"),
             tokenizer_state=dict(self.tokenizer_state) if self.tokenizer_state else None,

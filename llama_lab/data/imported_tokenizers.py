@@ -14,7 +14,13 @@ import numpy as np
 import tokenizers as hugging_face
 
 from llama_lab.data.spelling import Speller, steps
-from llama_lab.data.tokenizer import Tokenizer, UInt32Array, UnknownCharacters, refuse_surrogates
+from llama_lab.data.tokenizer import (
+    SpecialTokens,
+    Tokenizer,
+    UInt32Array,
+    UnknownCharacters,
+    refuse_surrogates,
+)
 from llama_lab.errors import UserError
 
 SHOWN_CHARACTERS = 20
@@ -60,6 +66,7 @@ class HuggingFaceTokenizer(ImportedTokenizer):
     """
 
     kind = "huggingface"
+    parses_special = True
 
     def __init__(
         self, json_text: str, *, end_of_text: int | None = None, n_ids: int | None = None
@@ -70,8 +77,6 @@ class HuggingFaceTokenizer(ImportedTokenizer):
         _require_bounded(content)
         self.backend.no_padding()
         self.backend.no_truncation()
-        # Text that spells a special token is text.
-        self.backend.encode_special_tokens = True
         speller = Speller(content.get("decoder"))
         self.leads_with_space = speller.leads_with_space
         self.pieces = self._pieces(speller)
@@ -120,6 +125,7 @@ class HuggingFaceTokenizer(ImportedTokenizer):
                 normalisation, and one blank in front of the whole text.
         """
         refuse_surrogates(text)
+        self.backend.encode_special_tokens = True
         try:
             encoding = self.backend.encode_batch_fast([text], add_special_tokens=False)[0]
         except Exception as error:  # the library raises nothing narrower
@@ -128,8 +134,11 @@ class HuggingFaceTokenizer(ImportedTokenizer):
         self._require_lossless(text, self.backend.decode(ids.tolist(), skip_special_tokens=False))
         return ids
 
-    def encode_batch(self, texts: Sequence[str]) -> list[UInt32Array]:
+    def encode_batch(
+        self, texts: Sequence[str], *, special: SpecialTokens = "text"
+    ) -> list[UInt32Array]:
         """Ids of each text of a corpus. What they lose is told by :meth:`lost`, not refused."""
+        self.backend.encode_special_tokens = special == "text"
         try:
             encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
         except Exception as error:  # the library raises nothing narrower

@@ -44,9 +44,11 @@ from llama_lab.data.store import (
     publish,
     sha256,
 )
+from llama_lab.data.tokenizer import SpecialTokens
 from llama_lab.data.tokenizer_paths import load_tokenizer
 from llama_lab.data.tokenizers import (
     CODE_POINTS,
+    END_OF_TEXT,
     TOKENIZERS,
     CharTokenizer,
     Tokenizer,
@@ -98,12 +100,14 @@ def with_tokenizer(request: StoreRequest) -> StoreRequest:
     """``request``, with the tokenizer that it names by a path.
 
     Raises:
-        UserError: There is none, or the vocabulary's size is impossible or would do nothing.
+        UserError: There is none, or a setting of it is impossible or would do nothing.
     """
     if request.tokenizer_state is not None:
+        _require_special(request, request.tokenizer_state["kind"])
         return request
     if request.tokenizer in TOKENIZERS:
         settled_vocab_size(request.tokenizer, request.vocab_size)
+        _require_special(request, request.tokenizer)
         return request
     tokenizer = load_tokenizer(request.tokenizer, request.flag("tokenizer"))
     if request.vocab_size is not None:
@@ -113,6 +117,14 @@ def with_tokenizer(request: StoreRequest) -> StoreRequest:
             f"{tokenizer.vocab_size:,}; set {request.flag('vocab_size')} null"
         )
     return dataclasses.replace(request, tokenizer_state=tokenizer.state())
+
+
+def _require_special(request: StoreRequest, kind: str) -> None:
+    if request.special_tokens == "parse" and not tokenizer_class(kind).parses_special:
+        raise UserError(
+            f"{request.flag('special_tokens')} parse would do nothing: the tokenizer {kind} has no "
+            f"special tokens that a text can spell; set {request.flag('special_tokens')} text"
+        )
 
 
 def read_source(request: StoreRequest, reading: Reading) -> Spool:
@@ -149,7 +161,10 @@ def _written(
         with ByteProgress("encoding", total, sys.stderr) as progress:
             for part, plan in zip(PARTS, plans, strict=True):
                 with _named(request, part):
-                    parts.append(_write_part(temporary, part, plan, tokenizer, progress.add))
+                    special = request.special_tokens
+                    parts.append(
+                        _write_part(temporary, part, plan, tokenizer, special, progress.add)
+                    )
         shared = overlap(
             *(in_batches(cut_safely(plan.pieces(), CharTokenizer)) for plan in plans),
             validation_characters=parts[1].info.characters,
@@ -189,8 +204,11 @@ def _tokenizer_for(request: StoreRequest, plan: PartPlan, seen: NDArray[np.bool_
         return tokenizer_from_state(request.tokenizer_state)
     kind = tokenizer_class(request.tokenizer)
     stride = max(1, -(-len(plan.span) // BPE_TRAINING_BYTES))
+    texts = (text for k, text in enumerate(whole_texts(plan.pieces(), kind)) if k % stride == 0)
+    if request.special_tokens == "parse":
+        texts = (part for text in texts for part in text.split(END_OF_TEXT))
     return kind.train(
-        texts=(text for k, text in enumerate(whole_texts(plan.pieces(), kind)) if k % stride == 0),
+        texts=texts,
         n_bytes=len(plan.span),
         characters="".join(map(chr, np.flatnonzero(seen).tolist())),
         vocab_size=settled_vocab_size(request.tokenizer, request.vocab_size),
@@ -212,7 +230,12 @@ class _Written:
 
 
 def _write_part(
-    folder: Path, part: str, plan: PartPlan, tokenizer: Tokenizer, tell: Callable[[int], None]
+    folder: Path,
+    part: str,
+    plan: PartPlan,
+    tokenizer: Tokenizer,
+    special: SpecialTokens,
+    tell: Callable[[int], None],
 ) -> _Written:
     dtype = np.dtype("<u2" if tokenizer.vocab_size <= LARGEST_UINT16_VOCAB else "<u4")
     writer = PartWriter(
@@ -230,7 +253,8 @@ def _write_part(
         seen[: int(points.max(initial=0)) + 1] += np.bincount(points)
         here = len(whole.encode("utf-8"))
         characters, n_bytes = characters + len(whole), n_bytes + here
-        for ids, (text, begins, ends) in zip(tokenizer.encode_batch(texts), batch, strict=True):
+        encoded = tokenizer.encode_batch(texts, special=special)
+        for ids, (text, begins, ends) in zip(encoded, batch, strict=True):
             if begins:
                 writer.begin_document()
                 length = 0
@@ -348,6 +372,8 @@ def _key(request: StoreRequest, fraction: Fraction | None, content: list[str]) -
         "tokenizer": tokenizer,
         "val_fraction": None if fraction is None else str(fraction),
     }
+    if request.special_tokens == "parse":
+        inputs["special_tokens"] = request.special_tokens
     return sha256(canonical(inputs))[:32]
 
 

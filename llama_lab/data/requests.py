@@ -11,6 +11,7 @@ from typing import Any
 
 from llama_lab.data.corpora import shown
 from llama_lab.data.sources import OnBadRecord, SourceRequest
+from llama_lab.data.tokenizer import SpecialTokens
 from llama_lab.errors import UserError
 
 DEFAULT_VAL_FRACTION = 0.1
@@ -45,6 +46,8 @@ class StoreRequest:
     normalize_newlines: bool = False
     on_bad_record: OnBadRecord = "stop"
     """These four as in :class:`SourceRequest`."""
+    special_tokens: SpecialTokens = "text"
+    """What the spelling of a special token is in the corpus: text, or the token (``parse``)."""
 
     def source(self, setting: str = "corpus") -> SourceRequest:
         """What to read for ``corpus`` or ``val_corpus``."""

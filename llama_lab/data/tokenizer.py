@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from llama_lab.errors import UserError
 
 TokenizerKind = Literal["char", "bpe", "huggingface", "llama2c", "ids"]
+SpecialTokens = Literal["text", "parse"]
 UInt32Array = NDArray[np.uint32]
 
 
@@ -32,6 +33,7 @@ class Tokenizer(ABC):
             ``None``. ``encode`` leaves it out.
         leads_with_space: Whether ``encode`` puts a blank in front of a text, which ``decode`` takes
             away again; it is in the pieces.
+        parses_special: Whether ``encode_batch`` can read the spelling of a special token as its id.
     """
 
     kind: ClassVar[TokenizerKind]
@@ -39,6 +41,7 @@ class Tokenizer(ABC):
     end_of_text: int | None
     start_of_text: int | None = None
     leads_with_space: bool = False
+    parses_special: ClassVar[bool] = False
 
     @property
     def vocab_size(self) -> int:
@@ -54,8 +57,16 @@ class Tokenizer(ABC):
                 (:class:`UnknownCharacters`).
         """
 
-    def encode_batch(self, texts: Sequence[str]) -> list[UInt32Array]:
-        """Ids of each text."""
+    def encode_batch(
+        self, texts: Sequence[str], *, special: SpecialTokens = "text"
+    ) -> list[UInt32Array]:
+        """Ids of each text.
+
+        Args:
+            texts: One or more.
+            special: What the spelling of a special token is: ``text``, or the token (``parse``),
+                where :attr:`parses_special`.
+        """
         return [self.encode(text) for text in texts]
 
     def lost(self, text: str, ids: UInt32Array) -> Counter[str]:

@@ -1,7 +1,8 @@
 """Text to ids and back: single characters, or byte-level pairs of a trained vocabulary.
 
 Every tokenizer is lossless on what it can encode: ``decode(encode(text)) == text``. Text that
-spells a special token is text: ``encode`` never gives a special id.
+spells a special token is text: ``encode`` never gives a special id, and ``encode_batch`` only where
+it is asked to parse them.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from llama_lab.data.imported_tokenizers import (
 )
 from llama_lab.data.spelling import BYTE_OF_PRINTABLE
 from llama_lab.data.tokenizer import (
+    SpecialTokens,
     Tokenizer,
     TokenizerKind,
     UInt32Array,
@@ -144,6 +146,7 @@ class BpeTokenizer(Tokenizer):
 
     kind = "bpe"
     end_of_text = 0
+    parses_special = True
 
     def __init__(self, vocabulary: list[str], merges: list[str]) -> None:
         self.vocabulary = vocabulary
@@ -152,8 +155,6 @@ class BpeTokenizer(Tokenizer):
         ids = {spelling: number for number, spelling in enumerate(vocabulary)}
         self.backend = _byte_level(models.BPE(vocab=ids, merges=pairs))
         self.backend.add_special_tokens([END_OF_TEXT])
-        # Text that spells the special token is text.
-        self.backend.encode_special_tokens = True
         byte_of = BYTE_OF_PRINTABLE
         self.pieces = [b"", *(bytes(byte_of[c] for c in piece) for piece in vocabulary[1:])]
 
@@ -161,7 +162,10 @@ class BpeTokenizer(Tokenizer):
         refuse_surrogates(text)
         return self.encode_batch([text])[0]
 
-    def encode_batch(self, texts: Sequence[str]) -> list[UInt32Array]:
+    def encode_batch(
+        self, texts: Sequence[str], *, special: SpecialTokens = "text"
+    ) -> list[UInt32Array]:
+        self.backend.encode_special_tokens = special == "text"  # the library's name for "as text"
         ids: list[list[UInt32Array]] = [[] for _ in texts]
         for batch in _batches((number, c) for number, t in enumerate(texts) for c in _chunks(t)):
             chunks = [chunk for _, chunk in batch]

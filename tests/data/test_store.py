@@ -27,7 +27,7 @@ from llama_lab.data.requests import StoreRequest, exact_fraction
 from llama_lab.data.splitting import split
 from llama_lab.data.spool import Spool
 from llama_lab.data.store import open_store
-from llama_lab.data.tokenizers import CharTokenizer, UnknownCharacters, train_tokenizer
+from llama_lab.data.tokenizers import END_OF_TEXT, CharTokenizer, UnknownCharacters, train_tokenizer
 from llama_lab.errors import UserError
 
 TEXT = "To be, or not to be,\r\nthat is the question:\n" * 40 + "é中😀"
@@ -201,10 +201,27 @@ def test_every_input_that_changes_the_ids_changes_the_folder(tmp_path: Path) -> 
         {"val_fraction": 0.2},
         {"tokenizer": "bpe", "vocab_size": 300},
         {"tokenizer": "bpe", "vocab_size": 301},
+        {"tokenizer": "bpe", "vocab_size": 300, "special_tokens": "parse"},
         {"tokenizer_state": CharTokenizer("".join(sorted(set(TEXT), reverse=True))).state()},
     ]
     folders = [prepare_store(request(tmp_path, **changes)) for changes in requests]
     assert len(set(folders)) == len(folders)
+
+
+def test_the_spelling_of_a_special_token_is_that_token_where_asked(tmp_path: Path) -> None:
+    stories = [f"story {i} has an end" for i in range(60)]
+    text = END_OF_TEXT.join(stories)
+    asked: dict[str, Any] = {"tokenizer": "bpe", "vocab_size": 600, "special_tokens": "parse"}
+    asked["val_fraction"] = 0.2  # which cuts within no such token
+    store = open_store(prepare_store(request(tmp_path, text, **asked)))
+    ids = np.concatenate([store.train[:], store.validation[:]])
+    assert (ids == 0).sum() == len(stories) - 1
+    assert not any(b"<" in piece[1:] or b"|" in piece[1:] for piece in store.tokenizer.pieces)
+    between = np.split(ids, np.flatnonzero(ids == 0))
+    assert [store.tokenizer.decode(part) for part in between] == stories
+    plain = open_store(prepare_store(request(tmp_path, text, **asked | {"special_tokens": "text"})))
+    assert 0 not in plain.train[:]
+    assert any(b"endoftext" in piece for piece in plain.tokenizer.pieces)
 
 
 def test_a_given_tokenizer_finds_the_store_of_the_run_that_trained_it(tmp_path: Path) -> None:
@@ -461,6 +478,8 @@ def test_bad_settings_are_refused_before_anything_is_read_or_written(tmp_path: P
         ({"tokenizer": "bpe", "vocab_size": 12}, "--data.vocab_size"),
         ({"tokenizer": "word"}, "--data.tokenizer"),
         ({"val_fraction": 2.0}, "--data.val_fraction"),
+        ({"special_tokens": "parse"}, "--data.special_tokens"),  # char has none
+        ({"special_tokens": "parse", "tokenizer_state": CharTokenizer("a").state()}, "--data.sp"),
     ):
         wanted = request(tmp_path, **missing, **settings)
         assert refusal(lambda wanted=wanted: prepare_store(wanted)).startswith(flag)  # type: ignore[misc]

@@ -133,6 +133,9 @@ def test_text_that_spells_the_special_token_is_text() -> None:
         ids = known.encode(text)
         assert 0 not in ids
         assert known.decode(ids) == text
+        [parsed] = known.encode_batch([text], special="parse")
+        assert (parsed == 0).sum() == 2
+        assert known.encode(text).tolist() == ids.tolist()  # one question leaves no trace
 
 
 def test_special_ids_and_broken_characters_decode_without_failing() -> None:
