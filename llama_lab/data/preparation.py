@@ -12,10 +12,9 @@ from __future__ import annotations
 import dataclasses
 import errno
 import hashlib
-import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -25,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llama_lab.data.corpora import one_line, shown
+from llama_lab.data.known_stores import found, identity_of, recall, remember, store_key
 from llama_lab.data.overlap import Overlap, overlap
 from llama_lab.data.progress import ByteProgress
 from llama_lab.data.requests import StoreRequest, settled_fraction
@@ -33,16 +33,12 @@ from llama_lab.data.sources import Reading
 from llama_lab.data.splitting import PartPlan, cut_safely, in_batches, split, whole_texts
 from llama_lab.data.spool import Spool
 from llama_lab.data.store import (
-    FORMAT,
     PARTS,
-    TOKENIZER_FILE,
     PartInfo,
     StoreInfo,
     canonical,
-    defect,
     file_digest,
     publish,
-    sha256,
 )
 from llama_lab.data.tokenizer import SpecialTokens
 from llama_lab.data.tokenizer_paths import load_tokenizer
@@ -59,13 +55,11 @@ from llama_lab.data.tokenizers import (
     tokenizer_from_state,
 )
 from llama_lab.errors import RunError, UserError
-from llama_lab.files import replace_synced
 
 LARGEST_UINT16_VOCAB = 65536
 # Words that a BPE trainer counts grow with its text; from here on it gets an even part of it.
 BPE_TRAINING_BYTES = 1 << 28
 LONGEST_NAMED, CHARACTERS_NAMED = 3, 12
-MEMO_FOLDER = "sources"
 
 
 def prepare_store(request: StoreRequest) -> Path:
@@ -81,18 +75,18 @@ def prepare_store(request: StoreRequest) -> Path:
     request = with_tokenizer(request)
     settings = ["corpus"] if request.val_corpus is None else ["corpus", "val_corpus"]
     readings = {setting: Reading(request.source(setting)) for setting in settings}
-    identity = _identity(readings.values())
-    if identity is not None and (known := _recall(request, identity)) is not None:
-        folder = _found(request, fraction, known)
+    identity = identity_of(readings.values())
+    if identity is not None and (known := recall(request, identity)) is not None:
+        folder = found(request, fraction, known)
         if folder is not None:
             return folder
     spools = {setting: read_source(request, reading) for setting, reading in readings.items()}
     content = [spool.sha256 for spool in spools.values()]
-    folder = _found(request, fraction, content) or _written(
+    folder = found(request, fraction, content) or _written(
         request, fraction, spools, content, readings
     )
     if identity is not None:
-        _remember(request, identity, content)
+        remember(request, identity, content)
     return folder
 
 
@@ -153,7 +147,7 @@ def _written(
         if isinstance(tokenizer, CharTokenizer) and not tokenizer.knows(plan.spool.seen):
             with _named(request, part):
                 tokenizer.refuse_unknown(piece.text for piece in plan.pieces())
-    folder = request.cache_dir / _key(request, fraction, content)
+    folder = request.cache_dir / store_key(request, fraction, content)
     total = sum(len(plan.span) for plan in plans)
 
     def write(temporary: Path) -> StoreInfo:
@@ -331,79 +325,3 @@ def _named_characters(counts: Counter[str]) -> dict[str, Any]:
         "distinct": len(counts),
         "examples": dict(counts.most_common(CHARACTERS_NAMED)),
     }
-
-
-# ---- found again ---------------------------------------------------------------------------------
-
-
-def _found(request: StoreRequest, fraction: Fraction | None, content: list[str]) -> Path | None:
-    """The folder of a whole store of this content, if there is one.
-
-    Where a tokenizer is given, also that of the run that trained it: it was written under the
-    settings that the tokenizer was trained with, and holds the same ids.
-    """
-    candidates = [request]
-    if request.tokenizer_state is not None:
-        candidates.insert(0, dataclasses.replace(request, tokenizer_state=None))
-    for candidate in candidates:
-        try:
-            folder = request.cache_dir / _key(candidate, fraction, content)
-        except UserError:  # settings under which nothing is trained
-            continue
-        if defect(folder) is not None:
-            continue
-        if request.tokenizer_state is None:
-            return folder
-        state = json.loads((folder / TOKENIZER_FILE).read_text(encoding="utf-8"))
-        if canonical(state) == canonical(request.tokenizer_state):
-            return folder
-    return None
-
-
-def _key(request: StoreRequest, fraction: Fraction | None, content: list[str]) -> str:
-    if request.tokenizer_state is None:
-        wanted = settled_vocab_size(request.tokenizer, request.vocab_size)
-        tokenizer: dict[str, Any] = {"kind": request.tokenizer, "vocab_size": wanted}
-    else:
-        tokenizer = {"state_sha256": sha256(canonical(request.tokenizer_state))}
-    inputs = {
-        "format": FORMAT,
-        "corpus_sha256": content,
-        "tokenizer": tokenizer,
-        "val_fraction": None if fraction is None else str(fraction),
-    }
-    if request.special_tokens == "parse":
-        inputs["special_tokens"] = request.special_tokens
-    return sha256(canonical(inputs))[:32]
-
-
-def _identity(readings: Iterable[Reading]) -> str | None:
-    """What tells all the sources from others without reading them; ``None`` where nothing does."""
-    identities = [reading.identity for reading in readings]
-    if any(identity is None for identity in identities):
-        return None
-    return sha256(canonical([FORMAT, identities]))[:32]
-
-
-def _memo(request: StoreRequest, identity: str) -> Path:
-    return request.cache_dir / MEMO_FOLDER / f"{identity}.json"
-
-
-def _recall(request: StoreRequest, identity: str) -> list[str] | None:
-    """The content that these sources had when they were read last."""
-    try:
-        content = json.loads(_memo(request, identity).read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None
-    if isinstance(content, list) and all(isinstance(value, str) for value in content):
-        return content
-    return None
-
-
-def _remember(request: StoreRequest, identity: str, content: list[str]) -> None:
-    memo = _memo(request, identity)
-    try:
-        memo.parent.mkdir(parents=True, exist_ok=True)
-        replace_synced(memo, canonical(content))
-    except OSError:
-        return  # a cache that cannot be written: the text is read again next time
