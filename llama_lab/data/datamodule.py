@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
+from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader
 
 from llama_lab.data.batches import TrainingWindows, ValidationWindows
@@ -25,7 +26,7 @@ from llama_lab.data.preparation import prepare_store
 from llama_lab.data.readers.records import OnBadRecord
 from llama_lab.data.requests import DEFAULT_VAL_FRACTION, StoreRequest
 from llama_lab.data.sources import STANDARD_INPUT
-from llama_lab.data.store import TokenStore, find_store, open_store
+from llama_lab.data.store import PARTS, TokenStore, find_store, open_store
 from llama_lab.data.tokenizer import SpecialTokens, Tokenizer
 from llama_lab.errors import UserError
 
@@ -143,7 +144,7 @@ class TextDataModule(LightningDataModule):
     def prepare_data(self) -> None:
         """Read the corpus, train or take the tokenizer, write the store; a second run finds it."""
         request = self.request
-        self._prepared = request, self._known_store() or prepare_store(request)
+        self._prepared = request, self._known_store() or prepare_store(request, self._require)
 
     def setup(self, stage: str) -> None:
         """Map the store and check that its parts are long enough, before anything is trained."""
@@ -160,11 +161,8 @@ class TextDataModule(LightningDataModule):
             f"--data.document_mask true would do nothing: --data.corpus {self.request.name} is one "
             "running text; set it to false, or name several files or a file of records",
         )
-        parts = {"validation": self.store.validation}
-        if stage == "fit":
-            parts["train"] = self.store.train
-        for part in sorted(parts):
-            self._check_length(part, len(parts[part]))
+        tokens = {part: len(getattr(self.store, part)) for part in PARTS}
+        self._check_lengths(tokens, trains=stage == "fit")
         if stage == "fit":
             self._check_division()
 
@@ -187,7 +185,18 @@ class TextDataModule(LightningDataModule):
         request = self.request
         if self._prepared is not None and self._prepared[0] == request:
             return self._prepared[1]
-        return prepare_store(request)
+        return prepare_store(request, self._require)
+
+    def _require(self, tokens: Mapping[str, int]) -> None:
+        """What a store must hold before it is written."""
+        trainer = self.trainer
+        trains = trainer is not None and trainer.state.fn == TrainerFn.FITTING
+        self._check_lengths(tokens, trains=trains)
+
+    def _check_lengths(self, tokens: Mapping[str, int], *, trains: bool) -> None:
+        """Refuse parts that hold no sequence; the training part only where one trains."""
+        for part in PARTS if trains else PARTS[1:]:
+            self._check_length(part, tokens[part])
 
     def _check_length(self, part: str, tokens: int) -> None:
         needed = self.context + 1
@@ -202,7 +211,7 @@ class TextDataModule(LightningDataModule):
         )
         merged = (
             "; bpe may have merged it into few tokens: lower --data.vocab_size"
-            if self.tokens.tokenizer.kind == "bpe"
+            if (self.tokenizer_state or {"kind": self.tokenizer_kind})["kind"] == "bpe"
             else ""
         )
         raise UserError(

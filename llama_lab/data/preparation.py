@@ -62,11 +62,18 @@ BPE_TRAINING_BYTES = 1 << 28
 LONGEST_NAMED, CHARACTERS_NAMED = 3, 12
 
 
-def prepare_store(request: StoreRequest) -> Path:
+def prepare_store(
+    request: StoreRequest, require: Callable[[dict[str, int]], None] = lambda tokens: None
+) -> Path:
     """The folder of the store for ``request``, written if it is not there or not whole.
 
     A source that was read before under the same names, sizes and times is not read again.
     Processes may do this at once: the first to finish wins and the others take its folder.
+
+    Args:
+        request: What to read, how to split it and how to encode it.
+        require: Given the tokens of each part before a store is published; where it raises, none
+            is. It is not asked about a store that is there.
 
     Raises:
         UserError: A setting, the corpus or the cache folder cannot be used.
@@ -83,7 +90,7 @@ def prepare_store(request: StoreRequest) -> Path:
     spools = {setting: read_source(request, reading) for setting, reading in readings.items()}
     content = [spool.sha256 for spool in spools.values()]
     folder = found(request, fraction, content) or _written(
-        request, fraction, spools, content, readings
+        request, fraction, spools, content, readings, require
     )
     if identity is not None:
         remember(request, identity, content)
@@ -139,6 +146,7 @@ def _written(
     spools: dict[str, Spool],
     content: list[str],
     readings: dict[str, Reading],
+    require: Callable[[dict[str, int]], None],
 ) -> Path:
     plans, words = split(spools, fraction)
     seen = np.logical_or.reduce([spool.seen for spool in spools.values()])
@@ -159,6 +167,7 @@ def _written(
                     parts.append(
                         _write_part(temporary, part, plan, tokenizer, special, progress.add)
                     )
+        require({name: part.info.tokens for name, part in zip(PARTS, parts, strict=True)})
         shared = overlap(
             *(in_batches(cut_safely(plan.pieces(), CharTokenizer)) for plan in plans),
             validation_characters=parts[1].info.characters,

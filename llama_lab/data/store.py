@@ -124,13 +124,15 @@ def find_store(cache_dir: Path, digest: str) -> Path | None:
 
 
 def publish(folder: Path, tokenizer: Tokenizer, write: Callable[[Path], StoreInfo]) -> None:
-    """Write a folder beside ``folder`` and rename it there; leaves nothing behind on failure.
+    """Write a folder beside ``folder`` and rename it there; leaves nothing behind on failure,
+    no empty folders either.
 
     Args:
         folder: Of the store.
         tokenizer: Whose ids it holds.
         write: Writes the files of ids into the folder that it is given, onto the disk.
     """
+    missing = [parent for parent in folder.parents if not parent.exists()]
     folder.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(folder)
     temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
@@ -146,6 +148,9 @@ def publish(folder: Path, tokenizer: Tokenizer, write: Callable[[Path], StoreInf
         _sync_folder(folder.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        for parent in missing:
+            with contextlib.suppress(OSError):  # the store is in it
+                parent.rmdir()
 
 
 def _move_into_place(temporary: Path, folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,20 @@ def test_what_cannot_be_done_is_refused_under_its_own_flags(
     assert not (here / "data").exists()
 
 
+REFUSED = {
+    *("cp1252_smart_quotes.txt", "dir_corpus", "empty.txt", "empty_rows.parquet"),
+    *("field_named_content.jsonl", "gbk_chinese.txt", "int_text_column.parquet"),
+    *("latin1_invalid_utf8.txt", "mixed_bad.jsonl", "no_header.csv", "no_text_column.parquet"),
+    *("nulls_largestring.parquet", "only_bom.txt", "ragged.csv", "unterminated_quote.csv"),
+    *("utf16le_bom.txt", "utf8_mostly_ok_one_bad_byte.txt", "utf8_truncated_tail.txt"),
+}
+TOO_SHORT = {
+    *("only_newline.txt", "only_whitespace.txt", "one_char.txt", "semicolon_bom.csv", "tabs.tsv"),
+    *("ten_chars.txt", "trailing_spaces_no_final_newline.txt"),
+}
+"""For sequences of 16 tokens."""
+
+
 def test_every_published_awkward_file_is_read_or_refused_in_one_line(
     here: Path, test_data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -127,11 +142,34 @@ def test_every_published_awkward_file_is_read_or_refused_in_one_line(
         codes[path.name] = main(["tokenize", "--corpus", str(path)])
         out, err = capsys.readouterr()
         assert (err.count("\n"), bool(out)) == ((0, True) if codes[path.name] == 0 else (1, False))
-    assert {name for name, code in codes.items() if code} == {
-        *("cp1252_smart_quotes.txt", "dir_corpus", "empty.txt", "empty_rows.parquet"),
-        *("field_named_content.jsonl", "gbk_chinese.txt", "int_text_column.parquet"),
-        *("latin1_invalid_utf8.txt", "mixed_bad.jsonl", "no_header.csv", "no_text_column.parquet"),
-        *("nulls_largestring.parquet", "only_bom.txt", "ragged.csv", "unterminated_quote.csv"),
-        *("utf16le_bom.txt", "utf8_mostly_ok_one_bad_byte.txt", "utf8_truncated_tail.txt"),
-    }
+    assert {name for name, code in codes.items() if code} == REFUSED
     assert set(codes.values()) == {0, 2}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["empty.txt", "dir_corpus", "mixed_bad.jsonl", "one_char.txt", "ten_chars.txt", "tabs.tsv"],
+)
+def test_fit_refuses_the_same_and_leaves_nothing_behind(
+    tmp_path: Path,
+    test_data: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    refused: Callable[..., str],
+    name: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = refused("fit", *flags(data__corpus=str(test_data / "awkward" / name)))
+    assert list(tmp_path.iterdir()) == []
+    if name in TOO_SHORT:
+        assert re.search(r"part has \d+ tokens, but one sequence needs 17", line)
+
+
+@pytest.mark.slow
+def test_fit_trains_on_all_others_and_refuses_these(
+    tmp_path: Path, test_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in sorted((test_data / "awkward").iterdir()):
+        settings = flags(data__corpus=str(path), trainer__max_steps=1)
+        code = main(["fit", *settings, "--trainer.val_check_interval=1"])
+        assert code == (2 if path.name in REFUSED | TOO_SHORT else 0)
