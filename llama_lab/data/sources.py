@@ -21,7 +21,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import IO
 
 from llama_lab.data.corpora import BUILT_IN, one_line, shown
@@ -322,7 +322,7 @@ class Reading:
         return (digest if identified else None), total
 
 
-def natural(path: Path) -> list[list[tuple[int, int, str]]]:
+def natural(path: PurePath) -> list[list[tuple[int, int, str]]]:
     """The key of the natural order; see the module."""
     return [
         [

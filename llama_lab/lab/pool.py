@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 # Nobody kills a worker but the system, and that for its memory.
-KILLED = {-signal.SIGKILL: ("out_of_memory", " (as a rule the system's, out of memory)")}
+# Windows has no SIGKILL, whose number is 9.
+KILLED = {-9: ("out_of_memory", " (as a rule the system's, out of memory)")}
 SECONDS_TO_SAVE = 120
 
 

@@ -7,7 +7,7 @@ import gzip
 import io
 import json
 import sys
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 import pytest
@@ -237,6 +237,13 @@ def test_the_natural_order_compares_runs_of_digits_as_numbers() -> None:
     assert sorted(map(Path, names), key=natural) == [
         Path(n) for n in ["Z", "a9.txt", "a10/b", "a10.txt", "b1"]
     ]
+
+
+def test_windows_paths_have_the_same_order() -> None:
+    names = [r"b\2.md", r"b\10.md", r"a\01.txt", "10.txt", "9.txt", "B.txt"]
+    there = sorted(map(PureWindowsPath, names), key=natural)
+    here = sorted((PurePosixPath(name.replace("\\", "/")) for name in names), key=natural)
+    assert [path.as_posix() for path in there] == [str(path) for path in here]
 
 
 def test_standard_input_is_text_or_with_a_field_json_lines(

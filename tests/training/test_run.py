@@ -39,6 +39,8 @@ def test_a_run_leaves_every_file_and_ends_with_what_to_do_next(lab: Lab) -> None
     for words in ("best validation loss", "times", "sample", "run_0", "generate", "tensorboard"):
         assert words in outcome.out
     assert "\x1b" not in outcome.out
+    forbidden = set('<>:"\\|?*')  # by Windows, in a file's name
+    assert not [path for path in lab.files() if forbidden & set("".join(path.parts))]
 
 
 def test_the_run_is_validated_at_every_interval_and_at_its_last_step(lab: Lab) -> None:
