@@ -21,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from llama_lab.data.cutting import last_cut
 from llama_lab.data.tokenizers import BpeTokenizer, CharTokenizer, train_tokenizer
 
 PIECE = 1 << 20
@@ -38,9 +39,10 @@ def bpe(text: str, turns: int) -> None:
     """Ours beside the library's."""
     tokenizer = train_tokenizer("bpe", train_text=text[: 4 * PIECE], whole_text="", vocab_size=4096)
     assert isinstance(tokenizer, BpeTokenizer)
+    assert tokenizer.safe_cut is not None
     pieces, rest = [], text
     while rest:
-        cut = tokenizer.cut(rest[:PIECE]) if len(rest) > PIECE else len(rest)
+        cut = last_cut(rest[:PIECE], tokenizer.safe_cut) if len(rest) > PIECE else len(rest)
         pieces.append(rest[:cut])
         rest = rest[cut:]
     ways: dict[str, Callable[[], Any]] = {

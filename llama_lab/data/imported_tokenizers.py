@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 import tokenizers as hugging_face
 
+from llama_lab.data.cutting import safe_cut_of
 from llama_lab.data.spelling import Speller, steps
 from llama_lab.data.tokenizer import (
     SpecialTokens,
@@ -80,6 +81,7 @@ class HuggingFaceTokenizer(ImportedTokenizer):
         speller = Speller(content.get("decoder"))
         self.leads_with_space = speller.leads_with_space
         self.pieces = self._pieces(speller)
+        self.safe_cut = safe_cut_of(content)
         self.start_of_text = self._start()
 
     def _pieces(self, speller: Speller) -> list[bytes]:

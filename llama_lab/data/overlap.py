@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llama_lab.data.batches import mix64
-from llama_lab.data.splitting import CutText
+from llama_lab.data.cutting import CutText
 from llama_lab.data.tokenizers import code_points
 
 PASSAGE = 50

@@ -24,13 +24,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llama_lab.data.corpora import one_line, shown
+from llama_lab.data.cutting import ANYWHERE, cut_safely, in_batches
 from llama_lab.data.known_stores import found, identity_of, recall, remember, store_key
 from llama_lab.data.overlap import Overlap, overlap
 from llama_lab.data.progress import ByteProgress
 from llama_lab.data.requests import StoreRequest, settled_fraction
 from llama_lab.data.shards import SHARD_TOKENS, PartWriter
 from llama_lab.data.sources import Reading
-from llama_lab.data.splitting import PartPlan, cut_safely, in_batches, split, whole_texts
+from llama_lab.data.splitting import PartPlan, split
 from llama_lab.data.spool import Spool
 from llama_lab.data.store import (
     PARTS,
@@ -169,7 +170,7 @@ def _written(
                     )
         require({name: part.info.tokens for name, part in zip(PARTS, parts, strict=True)})
         shared = overlap(
-            *(in_batches(cut_safely(plan.pieces(), CharTokenizer)) for plan in plans),
+            *(in_batches(cut_safely(plan.pieces(), ANYWHERE)) for plan in plans),
             validation_characters=parts[1].info.characters,
             are_records=all(plan.are_records for plan in plans),
         )
@@ -207,7 +208,8 @@ def _tokenizer_for(request: StoreRequest, plan: PartPlan, seen: NDArray[np.bool_
         return tokenizer_from_state(request.tokenizer_state)
     kind = tokenizer_class(request.tokenizer)
     stride = max(1, -(-len(plan.span) // BPE_TRAINING_BYTES))
-    texts = (text for k, text in enumerate(whole_texts(plan.pieces(), kind)) if k % stride == 0)
+    whole = enumerate(cut_safely(plan.pieces(), kind.safe_cut))
+    texts = (text for k, (text, _, _) in whole if k % stride == 0)
     if request.special_tokens == "parse":
         texts = (part for text in texts for part in text.split(END_OF_TEXT))
     return kind.train(
@@ -249,7 +251,7 @@ def _write_part(
     longest: list[tuple[int, int]] = []
     lost: Counter[str] = Counter()
     characters = n_bytes = length = 0
-    for batch in in_batches(cut_safely(plan.pieces(), tokenizer)):
+    for batch in in_batches(cut_safely(plan.pieces(), tokenizer.safe_cut)):
         texts = [text for text, _, _ in batch]
         whole = "".join(texts)
         points = code_points(whole)

@@ -1,22 +1,16 @@
-"""Where a corpus is split, and where a text may be cut for encoding."""
+"""Where a corpus is split into a training and a validation part."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 
 from llama_lab.data.sources import Piece
 from llama_lab.data.spool import Spool
-
-BATCH_CHARACTERS, BATCH_DOCUMENTS = 1 << 22, 1 << 14
-
-CutText = tuple[str, bool, bool]
-"""A text, and whether it begins and whether it ends a document."""
 
 
 @dataclass(frozen=True)
@@ -84,41 +78,3 @@ def _first_byte(spool: Spool, document: int) -> int:
         n_bytes += int(here.sum())
         number += len(sizes)
     return n_bytes
-
-
-def whole_texts(pieces: Iterable[Piece], tokenizer: Any) -> Iterator[str]:
-    """The texts of :func:`cut_safely`."""
-    for text, _, _ in cut_safely(pieces, tokenizer):
-        yield text
-
-
-def cut_safely(pieces: Iterable[Piece], tokenizer: Any) -> Iterator[CutText]:
-    """Texts whose ids are those of the whole in a row, and whether each begins and ends a document.
-
-    A tokenizer that names no place to cut gets each document whole.
-    """
-    waiting: list[str] = []
-    begins = True
-    for piece in pieces:
-        cut = len(piece.text) if piece.ends_document else tokenizer.cut(piece.text)
-        waiting.append(piece.text[:cut])
-        if cut or piece.ends_document:
-            yield "".join(waiting), begins, piece.ends_document
-            waiting, begins = [], piece.ends_document
-        waiting.append(piece.text[cut:])
-
-
-def in_batches(
-    texts: Iterable[CutText],
-) -> Iterator[list[CutText]]:
-    """So many texts that every core has work."""
-    batch: list[CutText] = []
-    characters = 0
-    for item in texts:
-        batch.append(item)
-        characters += len(item[0])
-        if characters >= BATCH_CHARACTERS or len(batch) >= BATCH_DOCUMENTS:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch

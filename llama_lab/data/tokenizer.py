@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,6 +34,8 @@ class Tokenizer(ABC):
             ``None``. ``encode`` leaves it out.
         leads_with_space: Whether ``encode`` puts a blank in front of a text, which ``decode`` takes
             away again; it is in the pieces.
+        safe_cut: At the end of a match a text may be cut in two: their ids, in a row, are those of
+            the whole. ``None`` where no such place is known.
         parses_special: Whether ``encode_batch`` can read the spelling of a special token as its id.
     """
 
@@ -41,6 +44,7 @@ class Tokenizer(ABC):
     end_of_text: int | None
     start_of_text: int | None = None
     leads_with_space: bool = False
+    safe_cut: re.Pattern[str] | None = None
     parses_special: ClassVar[bool] = False
 
     @property
@@ -72,15 +76,6 @@ class Tokenizer(ABC):
     def lost(self, text: str, ids: UInt32Array) -> Counter[str]:
         """What of ``text`` its ids do not bring back, a character at a time."""
         return Counter()
-
-    @classmethod
-    def cut(cls, text: str) -> int:
-        """How many of the first characters may be encoded apart from all that follows.
-
-        Their ids and those of the rest are then, in a row, the ids of the whole; 0 where that is
-        not known.
-        """
-        return 0
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text that ``ids`` spell; bytes that form no character come out as U+FFFD.

@@ -8,7 +8,6 @@ it is asked to parse them.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
@@ -17,6 +16,7 @@ import tokenizers as hugging_face
 from numpy.typing import NDArray
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from llama_lab.data.cutting import ANYWHERE, BEHIND_WORD_OF_GPT2
 from llama_lab.data.imported_tokenizers import (
     HuggingFaceTokenizer,
     IdsTokenizer,
@@ -55,9 +55,6 @@ CODE_POINTS = 0x110000
 UNKNOWN = np.uint32(0xFFFFFFFF)
 CHARACTERS_NAMED, PLACES_NAMED = 8, 3
 
-# GPT-2's pattern never joins a word character to the blank or line end after it, and looks ahead
-# only within whitespace, so the ids of a text cut here are the ids of its pieces in a row.
-SAFE_CUT = re.compile(r"\w(?=[ \n])")
 CHUNK_CHARACTERS, CHARACTERS_AT_ONCE = 1 << 14, 1 << 22
 SLICE_CHARACTERS = 1 << 20  # how much text `char` spreads out to four bytes a character at once
 
@@ -67,6 +64,7 @@ class CharTokenizer(Tokenizer):
 
     kind = "char"
     end_of_text = None
+    safe_cut = ANYWHERE
 
     def __init__(self, characters: str) -> None:
         refuse_surrogates(characters)
@@ -84,10 +82,6 @@ class CharTokenizer(Tokenizer):
         if (ids == UNKNOWN).any():
             self.refuse_unknown([text])
         return ids
-
-    @classmethod
-    def cut(cls, text: str) -> int:
-        return len(text)
 
     def knows(self, seen: NDArray[np.bool_]) -> bool:
         """Whether every code point that was seen ``[0x110000]`` is in the vocabulary."""
@@ -146,6 +140,7 @@ class BpeTokenizer(Tokenizer):
 
     kind = "bpe"
     end_of_text = 0
+    safe_cut = BEHIND_WORD_OF_GPT2
     parses_special = True
 
     def __init__(self, vocabulary: list[str], merges: list[str]) -> None:
@@ -173,16 +168,6 @@ class BpeTokenizer(Tokenizer):
             for (number, _), encoding in zip(batch, encodings, strict=True):
                 ids[number].append(np.array(encoding.ids, dtype=np.uint32))
         return [np.concatenate(of) if of else np.empty(0, dtype=np.uint32) for of in ids]
-
-    @classmethod
-    def cut(cls, text: str) -> int:
-        # From the end on: a text of a million characters has such a place in its last words.
-        for length in (1 << 10, 1 << 15, len(text)):
-            tail = max(0, len(text) - length)
-            places = [match.end() for match in SAFE_CUT.finditer(text, tail)]
-            if places:
-                return places[-1]
-        return 0
 
     def state(self) -> dict[str, Any]:
         return {"kind": self.kind, "vocabulary": self.vocabulary, "merges": self.merges}
@@ -319,7 +304,7 @@ def _chunks(text: str) -> Iterator[str]:
     """``text`` in pieces that are encoded as they would be within it."""
     start = 0
     while start < len(text):
-        cut = SAFE_CUT.search(text, start + CHUNK_CHARACTERS)
+        cut = BEHIND_WORD_OF_GPT2.search(text, start + CHUNK_CHARACTERS)
         end = cut.end() if cut else len(text)
         yield text[start:end]
         start = end

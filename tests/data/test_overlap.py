@@ -7,8 +7,8 @@ import random
 import pytest
 
 from llama_lab.data import overlap as module
+from llama_lab.data.cutting import CutText
 from llama_lab.data.overlap import PASSAGE, Overlap, overlap
-from llama_lab.data.splitting import CutText
 
 WORDS = "alpha beta gamma delta epsilon zeta eta theta iota kappa\n"
 

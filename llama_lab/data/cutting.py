@@ -1,0 +1,106 @@
+"""Where a text may be cut, so that long ones are encoded in pieces with the ids of the whole."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from llama_lab.data.readers.records import Piece
+
+BATCH_CHARACTERS, BATCH_DOCUMENTS = 1 << 22, 1 << 14
+
+CutText = tuple[str, bool, bool]
+"""A text, and whether it begins and whether it ends a document."""
+
+ANYWHERE = re.compile(r".", re.DOTALL)
+
+# The pattern by which GPT-2 splits a text into words takes white space only in front of a word or
+# alone, and looks ahead within it alone. It never joins a letter to a punctuation mark after it.
+# The letters are named: what else is one depends on the version of Unicode.
+BEHIND_WORD_OF_GPT2 = re.compile(r"\S(?=[ \n])|[A-Za-z\u4e00-\u9fa5](?=[,.;\u3001\u3002\uff0c])")
+
+# LLaMA 3's and Qwen's patterns take line ends behind punctuation marks as well.
+BEHIND_WORD_OF_LLAMA3 = re.compile(
+    r"[^\W_](?= )|[A-Za-z0-9\u4e00-\u9fa5](?=\n)|[A-Za-z\u4e00-\u9fa5](?=[,.;\u3001\u3002\uff0c])"
+)
+PATTERNS_OF_LLAMA3 = tuple(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+    + digits
+    + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    for digits in (r"\p{N}{1,3}", r"\p{N}")
+)
+
+
+def safe_cut_of(content: Mapping[str, Any]) -> re.Pattern[str] | None:
+    """Where texts may be cut for a ``tokenizer.json``, by its normaliser and its split into words.
+
+    Known are the byte-level ones of GPT-2, LLaMA 3 and Qwen, and their like.
+    """
+    if (content.get("normalizer") or {"type": "NFC"})["type"] != "NFC":
+        return None
+    outer = content.get("pre_tokenizer") or {}
+    inner = outer.get("pretokenizers", [outer])
+    kinds = [step.get("type") for step in inner]
+    if kinds[-1:] != ["ByteLevel"] or inner[-1].get("add_prefix_space", True):
+        return None
+    before = [step for step in inner[:-1] if step.get("type") != "Digits"]
+    if inner[-1].get("use_regex", True):
+        found = None if before else BEHIND_WORD_OF_GPT2
+    else:
+        found = BEHIND_WORD_OF_LLAMA3 if list(map(_is_of_llama3, before)) == [True] else None
+    # An added token is found before a text is split into words.
+    added = content.get("added_tokens") or []
+    if found and any(token.get("rstrip") or found.search(token["content"]) for token in added):
+        return None
+    return found
+
+
+def _is_of_llama3(step: Mapping[str, Any]) -> bool:
+    pattern = (step.get("pattern") or {}).get("Regex")
+    how = (step.get("type"), step.get("behavior"), step.get("invert", False))
+    return how == ("Split", "Isolated", False) and pattern in PATTERNS_OF_LLAMA3
+
+
+def last_cut(text: str, safe_cut: re.Pattern[str]) -> int:
+    """The last place where ``text`` may be cut; 0 where there is none."""
+    # From the end on: a text of a million characters has such a place in its last words.
+    for length in (1 << 10, 1 << 15, len(text)):
+        places = [match.end() for match in safe_cut.finditer(text, max(0, len(text) - length))]
+        if places:
+            return places[-1]
+    return 0
+
+
+def cut_safely(pieces: Iterable[Piece], safe_cut: re.Pattern[str] | None) -> Iterator[CutText]:
+    """Texts whose ids are those of the whole in a row, and whether each begins and ends a document.
+
+    Args:
+        pieces: Of documents, in order.
+        safe_cut: See :class:`Tokenizer`; without one each document comes whole.
+    """
+    waiting: list[str] = []
+    begins = True
+    for piece in pieces:
+        cut = len(piece.text)
+        if not piece.ends_document:
+            cut = 0 if safe_cut is None else last_cut(piece.text, safe_cut)
+        waiting.append(piece.text[:cut])
+        if cut or piece.ends_document:
+            yield "".join(waiting), begins, piece.ends_document
+            waiting, begins = [], piece.ends_document
+        waiting.append(piece.text[cut:])
+
+
+def in_batches(texts: Iterable[CutText]) -> Iterator[list[CutText]]:
+    """So many texts that every core has work."""
+    batch: list[CutText] = []
+    characters = 0
+    for item in texts:
+        batch.append(item)
+        characters += len(item[0])
+        if characters >= BATCH_CHARACTERS or len(batch) >= BATCH_DOCUMENTS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
