@@ -19,7 +19,7 @@ from llama_lab.lab.blocks import (
     Verdicts,
 )
 from llama_lab.lab.charts import MOST_POINTS
-from llama_lab.lab.results import StudyResult
+from llama_lab.lab.results import ArmResult, StudyResult
 
 
 def sections(result: StudyResult) -> list[Section]:
@@ -139,7 +139,26 @@ def _tuning(result: StudyResult) -> list[Block]:
     text = (
         "Every arm got its own best value from its trials, on seeds that the result does not use."
     )
-    return [Paragraph(text), *trials] if trials else []
+    if not trials:
+        return []
+    edges = tuple(sentence for arm in result.arms for sentence in _edges(arm))
+    return [Paragraph(text), *trials, *([Bullets(edges)] if edges else [])]
+
+
+def _edges(arm: ArmResult) -> Iterator[str]:
+    """What says that an arm's best value may lie beyond those that were tried."""
+    if not arm.tuned:
+        return
+    for name, chosen in arm.tuned["chosen"].items():
+        tried = [trial["values"][name] for trial in arm.tuned["trials"]]
+        if not all(isinstance(value, int | float) for value in tried):
+            continue
+        for word, end in (("smallest", min(tried)), ("largest", max(tried))):
+            if chosen == end:
+                yield (
+                    f"{arm.name}: {chosen:g} is the {word} {name} that was tried; the best may lie "
+                    "beyond it, and a comparison of arms at their best wants that known."
+                )
 
 
 def _samples(result: StudyResult) -> Iterator[Block]:

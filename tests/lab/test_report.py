@@ -204,6 +204,18 @@ def test_long_curves_are_thinned_but_keep_their_end(tmp_path: Path) -> None:
     assert single["step"][-1] == 3600
 
 
+def test_a_best_value_at_the_edge_of_those_tried_is_said_to_be(tmp_path: Path) -> None:
+    result = study()
+    said = "is the smallest model.optimizer.lr that was tried"
+    assert said not in written(result, tmp_path)["report.md"]
+    first = result.arms[0]
+    tuned = {**first.tuned, "chosen": {"model.optimizer.lr": 0.001}}
+    arms = [dataclasses.replace(first, tuned=tuned), *result.arms[1:]]
+    told = written(dataclasses.replace(result, arms=arms), tmp_path)
+    assert f"{first.name}: 0.001 {said}" in told["report.md"]
+    assert said in told["report.html"]
+
+
 def test_what_a_study_did_not_ask_for_is_left_out(tmp_path: Path) -> None:
     titles = ["Scores under other settings", "Decoding", "Causality", "Tuning", "What differs"]
     full = written(study(), tmp_path)["report.md"]
