@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,6 +26,8 @@ from llama_lab.data.tokenizer import (
 from llama_lab.errors import UserError
 
 SHOWN_CHARACTERS = 20
+# <pad>, [PAD], <|padding|>, <|finetune_right_pad_id|>
+PADDING = re.compile(r"(?<![a-z])pad(ding)?(?![a-z])", re.IGNORECASE)
 # Known tokenizers have a handful of steps, and put one character for another.
 MOST_STEPS, MOST_GROWTH = 64, 1024
 
@@ -81,6 +84,7 @@ class HuggingFaceTokenizer(ImportedTokenizer):
         speller = Speller(content.get("decoder"))
         self.leads_with_space = speller.leads_with_space
         self.pieces = self._pieces(speller)
+        self.never_sampled = self._padding()
         self.safe_cut = safe_cut_of(content)
         self.start_of_text = self._start()
 
@@ -102,6 +106,17 @@ class HuggingFaceTokenizer(ImportedTokenizer):
             if number < size and number not in special:
                 pieces[number] = speller.spell(name)
         return pieces
+
+    def _padding(self) -> tuple[int, ...]:
+        """Ids without a name, and special ones that are called padding."""
+        names = {number: name for name, number in self.backend.get_vocab().items()}
+        added = self.backend.get_added_tokens_decoder()
+        return tuple(
+            number
+            for number in range(self.vocab_size)
+            if number not in names
+            or (number in added and added[number].special and PADDING.search(names[number]))
+        )
 
     def _start(self) -> int | None:
         """The id that the tokenizer's own template puts in front of a text, if it does."""

@@ -34,6 +34,7 @@ class Tokenizer(ABC):
             ``None``. ``encode`` leaves it out.
         leads_with_space: Whether ``encode`` puts a blank in front of a text, which ``decode`` takes
             away again; it is in the pieces.
+        never_sampled: Ids that stand for no text and end none: padding, numbers without a piece.
         safe_cut: At the end of a match a text may be cut in two: their ids, in a row, are those of
             the whole. ``None`` where no such place is known.
         parses_special: Whether ``encode_batch`` can read the spelling of a special token as its id.
@@ -44,6 +45,7 @@ class Tokenizer(ABC):
     end_of_text: int | None
     start_of_text: int | None = None
     leads_with_space: bool = False
+    never_sampled: tuple[int, ...] = ()
     safe_cut: re.Pattern[str] | None = None
     parses_special: ClassVar[bool] = False
 

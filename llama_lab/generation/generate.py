@@ -6,6 +6,7 @@ Shapes: B batch, T time, D model width, V vocabulary.
 from __future__ import annotations
 
 import codecs
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ def generate(
     generator: torch.Generator,
     n_ids: int,
     stop: int | None,
+    banned: Sequence[int] = (),
     use_cache: bool = True,
 ) -> Iterator[int]:
     """Yield the ids that continue a prompt, each as soon as it is chosen.
@@ -53,6 +55,7 @@ def generate(
         n_ids: Ids that the tokenizer knows; the model's spare ids from ``n_ids`` on are never
             chosen.
         stop: The id that ends the text (not yielded), or None.
+        banned: Ids below ``n_ids`` that are never chosen either.
         use_cache: False recomputes the whole window at every step.
 
     Raises:
@@ -75,7 +78,10 @@ def generate(
                 cache.reset()
         tokens = torch.tensor([unread if use_cache else window], device=device)
         logits = _next_logits(decoder, tokens, cache)
-        chosen = int(choose(logits[:, :n_ids], sampling, generator))
+        logits = logits[:, :n_ids]
+        if banned:
+            logits = logits.index_fill(1, torch.tensor(banned, device=device), -math.inf)
+        chosen = int(choose(logits, sampling, generator))
         if chosen == stop:
             return
         yield chosen
@@ -191,6 +197,7 @@ def stream_text(
         generator=torch.Generator().manual_seed(seed),
         n_ids=tokenizer.vocab_size,
         stop=tokenizer.end_of_text,
+        banned=tokenizer.never_sampled,
     ):
         yield stream.push(chosen)
     yield stream.finish()

@@ -168,6 +168,24 @@ def test_unicode_normalisation_is_no_loss(test_data: Path) -> None:
     assert tokenizer.decode(tokenizer.encode(decomposed)) == composed
 
 
+def test_padding_and_ids_without_a_piece_are_never_to_be_sampled(test_data: Path) -> None:
+    assert TOKENIZERS["byte level"].never_sampled == ()
+    backend = byte_level()
+    for name in ("<|padding|>", "[PAD]", "<|finetune_right_pad_id|>"):
+        backend.add_special_tokens([name])
+    backend.add_tokens(["padding"])  # a word
+    backend.add_special_tokens(["<|keypad|>"])
+    size = backend.get_vocab_size()
+    assert HuggingFaceTokenizer(backend.to_str()).never_sampled == tuple(range(size - 5, size - 2))
+    content = json.loads(sentence_piece().to_str())
+    size = len(content["model"]["vocab"])
+    content["model"]["vocab"]["far"] = size + 3
+    holes = HuggingFaceTokenizer(json.dumps(content)).never_sampled
+    assert holes == tuple(range(size, size + 3))
+    neox = test_data / "tokenizers" / "gpt-neox-20b" / "tokenizer.json"
+    assert HuggingFaceTokenizer(neox.read_text(encoding="utf-8")).never_sampled == (1,)
+
+
 def test_special_ids_above_the_models_are_left_out_and_others_refused() -> None:
     backend = byte_level()
     n_ids = backend.get_vocab_size()

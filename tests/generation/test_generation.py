@@ -40,7 +40,9 @@ ARCHITECTURES = {
 }
 
 
-def run(decoder, prompt, n, *, sampling=GREEDY, seed=0, n_ids=None, stop=None, use_cache=True):
+def run(
+    decoder, prompt, n, *, sampling=GREEDY, seed=0, n_ids=None, stop=None, banned=(), use_cache=True
+):
     return list(
         generate(
             decoder,
@@ -50,6 +52,7 @@ def run(decoder, prompt, n, *, sampling=GREEDY, seed=0, n_ids=None, stop=None, u
             generator=torch.Generator().manual_seed(seed),
             n_ids=decoder.config.vocab_size if n_ids is None else n_ids,
             stop=stop,
+            banned=banned,
             use_cache=use_cache,
         )
     )
@@ -149,6 +152,8 @@ def test_spare_ids_are_never_chosen(build):
     assert max(run(decoder, [1], 30, n_ids=40)) >= 23
     for sampling in (GREEDY, SamplingConfig(temperature=2.0), SamplingConfig(top_k=30)):
         assert max(run(decoder, [1], 30, sampling=sampling, n_ids=23)) < 23
+        chosen = run(decoder, [1], 30, sampling=sampling, n_ids=40, banned=range(20, 40))
+        assert max(chosen) < 20
 
 
 def test_the_stop_id_ends_the_text_and_is_not_yielded(build):
