@@ -56,7 +56,7 @@ def main(argv: list[str], prog: str) -> int:
         data_dir=Path("data"),
     )
     try:
-        store = open_store(prepare_store(request))
+        store = open_store(prepare_store(request), request.name)
     except UserError as error:  # it speaks of the flags of `fit`
         raise UserError(OF_FIT.sub(r"--\1", str(error))) from error
     about = summary(store)

@@ -148,7 +148,7 @@ class TextDataModule(LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Map the store and check that its parts are long enough, before anything is trained."""
-        self.store = open_store(self._store_folder())
+        self.store = open_store(self._store_folder(), self.request.name)
         if self._expected_digest not in (None, self.store.digest):
             raise UserError(
                 f"--data.corpus {self.request.name}: its tokens differ from those of the "

@@ -40,6 +40,7 @@ from llama_lab.data.store import (
     canonical,
     file_digest,
     publish,
+    sha256,
 )
 from llama_lab.data.tokenizer import SpecialTokens
 from llama_lab.data.tokenizer_paths import load_tokenizer
@@ -89,7 +90,9 @@ def prepare_store(
         if folder is not None:
             return folder
     spools = {setting: read_source(request, reading) for setting, reading in readings.items()}
-    content = [spool.sha256 for spool in spools.values()]
+    # The same text from other files has its own account of them.
+    told = sha256(canonical([reading.tally.as_dict() for reading in readings.values()]))
+    content = [*(spool.sha256 for spool in spools.values()), told]
     folder = found(request, fraction, content) or _written(
         request, fraction, spools, content, readings, require
     )

@@ -10,6 +10,7 @@ key is a hash of all that the ids follow from, so a folder is never stale.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -90,8 +91,12 @@ class TokenStore:
         return self.info.digest
 
 
-def open_store(folder: Path) -> TokenStore:
+def open_store(folder: Path, corpus: str | None = None) -> TokenStore:
     """Map a store that was prepared. What it takes does not grow with the text.
+
+    Args:
+        folder: Of the store.
+        corpus: What its text is called now; ``None`` keeps the name under which it was first read.
 
     Raises:
         UserError: The folder is not a whole store.
@@ -103,6 +108,8 @@ def open_store(folder: Path) -> TokenStore:
             "delete it and run again, which writes it anew"
         )
     info = _read_info(folder)
+    if corpus is not None:
+        info = dataclasses.replace(info, corpus=corpus)
     state = json.loads((folder / TOKENIZER_FILE).read_text(encoding="utf-8"))
     return TokenStore(
         folder=folder,

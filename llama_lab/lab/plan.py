@@ -145,7 +145,7 @@ class Resolver:
         request = cli.datamodule.request
         key = json.dumps(dataclasses.asdict(request), sort_keys=True, default=str)
         if key not in self.stores:
-            self.stores[key] = open_store(prepare_store(request))
+            self.stores[key] = open_store(prepare_store(request), request.name)
         return self.stores[key]
 
 

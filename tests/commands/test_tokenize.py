@@ -50,6 +50,21 @@ def test_it_counts_documents_characters_and_tokens(told: Callable[..., Any]) -> 
     assert bpe["tokens"] == len(whole) + 40  # bytes, and an end of text after every document
 
 
+def test_the_same_text_is_told_of_by_the_files_that_it_now_comes_from(
+    told: Callable[..., Any], here: Path
+) -> None:
+    lines = (here / "docs.jsonl").read_text().splitlines()
+    (here / "bad.jsonl").write_text("\n".join(["{", *lines]))
+    (here / "other.jsonl").write_text("\n".join(lines))
+    first = told("--corpus", "bad.jsonl", "--on_bad_record", "skip")
+    second, third = (told("--corpus", name) for name in ("docs.jsonl", "other.jsonl"))
+    assert len(first["left_out"]) == 1
+    assert second["left_out"] == []
+    assert [about["corpus"] for about in (second, third)] == ["docs.jsonl", "other.jsonl"]
+    assert first["digest"] == second["digest"]
+    assert second["store"] == third["store"]
+
+
 def test_fit_finds_the_store_that_it_wrote(
     told: Callable[..., Any], here: Path, corpus_reads: list[str]
 ) -> None:
