@@ -128,7 +128,9 @@ class DeviceBatches:
                 ids = self.tokens[read].long()
                 apart = None
                 if self.documents is not None:
-                    apart = torch.searchsorted(self.documents, read[:, :-1], right=True)
+                    apart = torch.searchsorted(
+                        self.documents, read[:, :-1].contiguous(), right=True
+                    )
                 yield Batch(ids[:, :-1], ids[:, 1:], sequences[k], starts[k], apart)
 
 
