@@ -14,7 +14,7 @@ import errno
 import hashlib
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -56,11 +56,10 @@ from llama_lab.data.tokenizers import (
     tokenizer_class,
     tokenizer_from_state,
 )
+from llama_lab.data.training_text import even_part
 from llama_lab.errors import RunError, UserError
 
 LARGEST_UINT16_VOCAB = 65536
-# Words that a BPE trainer counts grow with its text; from here on it gets an even part of it.
-BPE_TRAINING_BYTES = 1 << 28
 LONGEST_NAMED, CHARACTERS_NAMED = 3, 12
 
 
@@ -210,9 +209,11 @@ def _tokenizer_for(request: StoreRequest, plan: PartPlan, seen: NDArray[np.bool_
     if request.tokenizer_state is not None:
         return tokenizer_from_state(request.tokenizer_state)
     kind = tokenizer_class(request.tokenizer)
-    stride = max(1, -(-len(plan.span) // BPE_TRAINING_BYTES))
-    whole = enumerate(cut_safely(plan.pieces(), kind.safe_cut))
-    texts = (text for k, (text, _, _) in whole if k % stride == 0)
+
+    def pieces() -> Iterator[str]:
+        return (text for text, _, _ in cut_safely(plan.pieces(), kind.safe_cut))
+
+    texts = even_part(pieces, len(plan.span))
     if request.special_tokens == "parse":
         texts = (part for text in texts for part in text.split(END_OF_TEXT))
     return kind.train(
