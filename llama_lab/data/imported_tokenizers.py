@@ -83,15 +83,19 @@ class HuggingFaceTokenizer(ImportedTokenizer):
         self.backend.no_truncation()
         speller = Speller(content.get("decoder"))
         self.leads_with_space = speller.leads_with_space
-        self.pieces = self._pieces(speller)
-        self.never_sampled = self._padding()
+        added = self.backend.get_added_tokens_decoder()
+        special = {number for number, token in added.items() if token.special}
+        names = {number: name for name, number in self.backend.get_vocab().items()}
+        self.pieces = self._pieces(speller, names, special)
+        self.never_sampled = tuple(
+            number
+            for number in range(len(self.pieces))
+            if number not in names or (number in special and PADDING.search(names[number]))
+        )
         self.safe_cut = safe_cut_of(content)
         self.start_of_text = self._start()
 
-    def _pieces(self, speller: Speller) -> list[bytes]:
-        added = self.backend.get_added_tokens_decoder()
-        names = {number: name for name, number in self.backend.get_vocab().items()}
-        special = {number for number, token in added.items() if token.special}
+    def _pieces(self, speller: Speller, names: dict[int, str], special: set[int]) -> list[bytes]:
         size = max(names, default=-1) + 1
         if self.n_ids is not None and size > self.n_ids:
             beyond = next((i for i in names if i >= self.n_ids and i not in special), None)
@@ -106,17 +110,6 @@ class HuggingFaceTokenizer(ImportedTokenizer):
             if number < size and number not in special:
                 pieces[number] = speller.spell(name)
         return pieces
-
-    def _padding(self) -> tuple[int, ...]:
-        """Ids without a name, and special ones that are called padding."""
-        names = {number: name for name, number in self.backend.get_vocab().items()}
-        added = self.backend.get_added_tokens_decoder()
-        return tuple(
-            number
-            for number in range(self.vocab_size)
-            if number not in names
-            or (number in added and added[number].special and PADDING.search(names[number]))
-        )
 
     def _start(self) -> int | None:
         """The id that the tokenizer's own template puts in front of a text, if it does."""

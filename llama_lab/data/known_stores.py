@@ -44,7 +44,7 @@ def found(request: StoreRequest, fraction: Fraction | None, content: list[str]) 
 
 
 def store_key(request: StoreRequest, fraction: Fraction | None, content: list[str]) -> str:
-    """The folder's name: a hash of all that the store's ids follow from."""
+    """The folder's name: a hash of all that the store's ids and its account follow from."""
     if request.tokenizer_state is None:
         wanted = settled_vocab_size(request.tokenizer, request.vocab_size)
         tokenizer: dict[str, Any] = {"kind": request.tokenizer, "vocab_size": wanted}
