@@ -45,9 +45,11 @@ def main(argv: list[str], prog: str) -> int:
     from llama_lab.lab.parts import PARTS
     from llama_lab.lab.run import StudyRun
     from llama_lab.lab.study import read_study
+    from llama_lab.training.automatic import work_alone
     from llama_lab.training.trainer_cli import quiet
 
     quiet()
+    work_alone("llama-lab ablate")
     command = " ".join(["llama-lab", "ablate", *map(shlex.quote, argv)])
     part_study = read_part_study(options.config, tuple(PARTS))
     if part_study is not None:

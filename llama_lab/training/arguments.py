@@ -19,6 +19,8 @@ from llama_lab.model.settings import SettingError
 PREFIX = "LLAMA_LAB_"
 # Read by the program and its tests themselves; no settings of a run.
 NOT_SETTINGS = frozenset({"DEBUG", "TEST_DATA"})
+# Lightning reads settings from these.
+LIGHTNING_PREFIX, GLOBAL_SEED = "PL_TRAINER_", "PL_GLOBAL_SEED"
 # Settings of `fit` that the other verbs have no use for.
 FIT_ALONE = ("--checkpoint_every", "--diagnostics_every")
 DECODER_FLAG = "--model.decoder"
@@ -135,10 +137,15 @@ def is_inline(config: str) -> bool:
 
 
 def from_environment(parser: Any) -> list[str]:
-    """Settings from ``LLAMA_LAB_…`` variables, as arguments."""
+    """Settings from ``LLAMA_LAB_…`` variables, as arguments.
+
+    Raises:
+        UserError: A variable names no setting, or is one that only Lightning reads.
+    """
     flags = parser._option_string_actions
     arguments = []
     for variable, value in sorted(os.environ.items()):
+        refuse_lightnings(variable, value)
         name = variable.removeprefix(PREFIX)
         if name == variable or name in NOT_SETTINGS:
             continue
@@ -151,6 +158,18 @@ def from_environment(parser: Any) -> list[str]:
             raise UserError(f"environment variable {variable}: no setting {flag}{hint}; unset it")
         arguments.append(f"{flag}={value}")
     return arguments
+
+
+def refuse_lightnings(variable: str, value: str) -> None:
+    """Refuse a variable that Lightning takes for a setting: here it would do nothing."""
+    if variable == GLOBAL_SEED:
+        remedy = f"set --seed_everything {value}"
+    elif variable.startswith(LIGHTNING_PREFIX):
+        name = variable.removeprefix(LIGHTNING_PREFIX)
+        remedy = f"set --trainer.{name.lower()} {value}, or {PREFIX}TRAINER__{name}"
+    else:
+        return
+    raise UserError(f"environment variable {variable}: not read by llama-lab; {remedy}; unset it")
 
 
 def without_print_config(args: list[str]) -> list[str]:

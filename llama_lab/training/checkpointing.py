@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from llama_lab.files import write_atomically
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.receipts import Receipt
 from llama_lab.training.steps import finished_step, validation_due
-from llama_lab.training.stopping import StopSignals
+from llama_lab.training.stopping import StopSignals, stopped_by
 
 
 class AtomicCheckpointIO(CheckpointIO):
@@ -115,9 +114,8 @@ class RunCheckpoints(Checkpoint):
 def stopped(signum: int, module: LightningModule, step: int) -> Stopped:
     """How a run ends that a signal asked to stop."""
     assert isinstance(module, LanguageModel)
-    name, folder = signal.Signals(signum).name, module.run.folder
-    return Stopped(
+    return stopped_by(
         signum,
-        f"stopped by {name} at step {step:,}; everything is saved; go on with "
-        f"`llama-lab fit --ckpt_path {folder}/checkpoints/last.ckpt`",
+        f" at step {step:,}; everything is saved; go on with "
+        f"`llama-lab fit --ckpt_path {module.run.folder}/checkpoints/last.ckpt`",
     )

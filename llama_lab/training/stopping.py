@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C as a request that the run answers between two optimiser steps."""
+"""Signals as a request to stop, which the run answers between two optimiser steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from llama_lab.errors import Stopped
 from llama_lab.training.steps import logged_step
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# With these, batch systems announce that they will end a job: SLURM sends what its `--signal` names,
+# Grid Engine SIGUSR1 and SIGUSR2. Windows has neither.
+ANNOUNCEMENTS = tuple(
+    getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name)
+)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, *ANNOUNCEMENTS)
 
 
 @contextmanager
@@ -26,7 +31,7 @@ def signals_end_the_command() -> Iterator[None]:
         return
 
     def end(signum: int, frame: FrameType | None) -> None:
-        raise Stopped(signum, f"stopped by {signal.Signals(signum).name}")
+        raise stopped_by(signum)
 
     previous = {signum: signal.signal(signum, end) for signum in SIGNALS}
     try:
@@ -34,6 +39,12 @@ def signals_end_the_command() -> Iterator[None]:
     finally:
         for signum, handler in previous.items():
             signal.signal(signum, handler)
+
+
+def stopped_by(signum: int, more: str = "") -> Stopped:
+    """How a command ends that a signal stopped: an announcement is answered as SIGTERM is."""
+    answered = signal.SIGTERM if signum in ANNOUNCEMENTS else signum
+    return Stopped(answered, f"stopped by {signal.Signals(signum).name}{more}")
 
 
 class StopSignals(Callback):
@@ -49,7 +60,7 @@ class StopSignals(Callback):
         self.previous: dict[int, Any] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take the signals; Lightning has set its own handlers before this hook."""
+        """Take the signals."""
         if threading.current_thread() is threading.main_thread():
             for signum in SIGNALS:
                 self.previous[signum] = signal.signal(signum, self._receive)

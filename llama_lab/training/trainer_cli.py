@@ -31,8 +31,9 @@ from llama_lab.data.datamodule import TextDataModule
 from llama_lab.errors import UserError
 from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.parsing import readable
-from llama_lab.training import rules
+from llama_lab.training import automatic, rules
 from llama_lab.training.arguments import (
+    GLOBAL_SEED,
     arrange,
     flatten,
     without_print_config,
@@ -189,6 +190,11 @@ class LabCLI(LightningCLI):
 
     # ---- construction ------------------------------------------------------------------------
 
+    def _set_seed(self) -> None:
+        super()._set_seed()
+        # Lightning hands its seed on in a variable; a run's processes read the setting.
+        os.environ.pop(GLOBAL_SEED, None)
+
     def instantiate_classes(self) -> None:
         """Build model, data and trainer, and hand over what the checkpoint decides."""
         self.config_init = self.parser.instantiate_classes(self.config)
@@ -312,6 +318,9 @@ def build_trainer(build: Callable[..., Trainer], *, precision: object, **setting
     except (MisconfigurationException, ValueError, TypeError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"--trainer: {reason}") from error
+    automatic.take_over(trainer)
+    for name in automatic.leave_out_foreign_callbacks(trainer, settings["callbacks"]):
+        print(f"callback {name}: an installed package brought it, left out", file=sys.stderr)
     if trainer.strategy.root_device.type == "cpu" and precision in rules.HALF_PRECISIONS:
         raise UserError(
             f"--trainer.precision {precision}: half precision needs a GPU (Lightning would take "
