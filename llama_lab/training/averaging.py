@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import WeightAveraging
-from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
+from torch import Tensor
+from torch.optim.swa_utils import get_swa_multi_avg_fn
 
 from llama_lab.model.settings import refuse_idle, require
 from llama_lab.training.processes import require_whole_weights
 
 AveragingKind = Literal["none", "ema", "tail"]
 DECAY = 0.999
+TAIL_STARTS_AT = 0.75
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,11 +29,15 @@ class AveragingConfig:
     memory of the weights once more."""
 
     decay: float | None = None
-    """How much of the average each step keeps, for ema; null means 0.999. Refused with others."""
+    """How much of the average a step keeps in the long run, for ema; null means 0.999. Step t of the
+    average keeps min(decay, (1 + t)/(10 + t)), or the first weights would stay in it for 1/(1 -
+    decay) steps (the rule is that of TensorFlow's ExponentialMovingAverage with num_updates).
+    Refused with others."""
 
     start_step: int | None = None
     """Optimiser step whose weights are the first in the average; until then the weights stand for
-    themselves. Null means 1, the first. Refused with none."""
+    themselves. Null means for ema the first step, for tail the first of the run's last quarter
+    (Izmailov et al. begin at 75 % of the budget). Refused with none."""
 
     def __post_init__(self) -> None:
         flag = "model.averaging"
@@ -44,7 +50,7 @@ class AveragingConfig:
             0 < self.rate < 1, f"--{flag}.decay {self.decay}: must be in (0, 1); 0.999 is usual"
         )
         require(
-            self.first_step >= 1,
+            self.start_step is None or self.start_step >= 1,
             f"--{flag}.start_step {self.start_step}: must be 1 (the first step) or more",
         )
 
@@ -53,16 +59,28 @@ class AveragingConfig:
         """``decay``, with the default resolved."""
         return DECAY if self.decay is None else self.decay
 
-    @property
-    def first_step(self) -> int:
-        """``start_step``, with the default resolved."""
-        return 1 if self.start_step is None else self.start_step
+    def first_step(self, max_steps: int) -> int:
+        """``start_step``, with the default resolved for a run of ``max_steps``."""
+        if self.start_step is not None:
+            return self.start_step
+        return 1 if self.kind == "ema" else 1 + int(TAIL_STARTS_AT * max_steps)
 
 
-AVERAGES: dict[AveragingKind, Callable[[AveragingConfig], Callable[..., None]]] = {
-    "ema": lambda config: get_ema_multi_avg_fn(config.rate),
-    "tail": lambda config: get_swa_multi_avg_fn(),
-}
+def ema_decay(decay: float, step: int) -> float:
+    """How much of an exponential average its ``step``-th update keeps, 1 for the first after the
+    weights that it began with."""
+    return min(decay, (1 + step) / (10 + step))
+
+
+def averaged_steps(config: AveragingConfig, max_steps: int) -> int:
+    """Over about how many steps the average reaches at the end of a run of ``max_steps``.
+
+    For ema the time constant 1/(1 - decay) of the decay then in force.
+    """
+    there = max_steps - config.first_step(max_steps) + 1
+    if config.kind == "tail":
+        return there
+    return min(there, round(1 / (1 - ema_decay(config.rate, there - 1))))
 
 
 class AveragedWeights(WeightAveraging):
@@ -75,8 +93,15 @@ class AveragedWeights(WeightAveraging):
     """
 
     def __init__(self, config: AveragingConfig) -> None:
-        super().__init__(use_buffers=False, multi_avg_fn=AVERAGES[config.kind](config))
-        self.config, self.first_step = config, config.first_step
+        average = self._towards if config.kind == "ema" else get_swa_multi_avg_fn()
+        super().__init__(use_buffers=False, multi_avg_fn=average)
+        self.config, self.updates = config, 0
+
+    @torch.no_grad()
+    def _towards(self, average: list[Tensor], weights: list[Tensor], n_averaged: Any) -> None:
+        """Move an exponential average by one step."""
+        kept = ema_decay(self.config.rate, self.updates)
+        torch._foreach_lerp_(average, weights, 1 - kept)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Make room for the average, on the device that trains."""
@@ -89,8 +114,11 @@ class AveragedWeights(WeightAveraging):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Take up the weights of a finished step."""
+        first = self.config.first_step(trainer.max_steps)
+        # Counted by the run's own clock: a resumed run goes on with it, and no device is asked.
+        self.updates = trainer.global_step - first
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
-        if trainer.global_step < self.first_step:
+        if trainer.global_step < first:
             assert self._average_model is not None
             # An average of none: the next weights replace it.
             self._average_model.n_averaged.zero_()

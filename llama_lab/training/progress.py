@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from llama_lab.data.notes import warnings_of
 from llama_lab.model.accounting import count_parameters
+from llama_lab.training.averaging import AveragingConfig, averaged_steps
 from llama_lab.training.callbacks import StepMetrics, ValidationRecord, data_of
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.steps import finished_step, logged_step
@@ -153,7 +154,20 @@ def opening(trainer: Trainer, module: LanguageModel) -> list[str]:
         f"work   {trainer.max_steps:,} steps of {data.batch_size} x {data.context} tokens = "
         f"{data.passes(budget):.1f} passes over the text; {trainer.world_size} x {device}, "
         f"{trainer.precision}{short}",
+        *average_lines(module.averaging_config, trainer.max_steps),
         f"{module.compilation.words}: {module.compilation.because}",
+    ]
+
+
+def average_lines(config: AveragingConfig, max_steps: int) -> list[str]:
+    """Which average of the weights is validated and saved, and over how many steps it reaches."""
+    if config.kind == "none":
+        return []
+    reach, first = averaged_steps(config, max_steps), config.first_step(max_steps)
+    decay = f"decay {config.rate:g}, less in its first steps; " if config.kind == "ema" else ""
+    return [
+        f"average {config.kind}: {decay}validated and saved in the place of the weights, from step "
+        f"{first:,} on; at the end it reaches over about {reach:,} step{'s' * (reach != 1)}"
     ]
 
 

@@ -12,10 +12,9 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from llama_lab.model.decoder import DecoderConfig
 from llama_lab.model.settings import SettingError
 from llama_lab.training.averaging import (
-    AVERAGES,
     AveragedWeights,
     AveragingConfig,
-    AveragingKind,
+    averaged_steps,
 )
 from llama_lab.training.module import LanguageModel
 from tests.training.conftest import Lab, equal_weights, flags
@@ -50,14 +49,20 @@ def averaged(kind: str, weights: list[Weights], decay: float = 0.9) -> Weights:
     if kind == "tail":
         return {k: torch.stack([w[k] for w in weights]).mean(0) for k in weights[0]}
     average = weights[0]
-    for later in weights[1:]:
-        average = {k: decay * average[k] + (1 - decay) * later[k] for k in average}
+    for step, later in enumerate(weights[1:], start=1):
+        kept = min(decay, (1 + step) / (10 + step))
+        average = {k: kept * average[k] + (1 - kept) * later[k] for k in average}
     return average
 
 
 @pytest.mark.parametrize(
     ("kind", "settings", "first"),
-    [("ema", {"decay": 0.9}, 1), ("tail", {"start_step": 8}, 8)],
+    [
+        ("ema", {"decay": 0.4}, 1),
+        ("ema", {"decay": 0.9, "start_step": 8}, 8),
+        ("tail", {"start_step": 8}, 8),
+        ("tail", {}, 10),  # the last quarter of twelve steps
+    ],
 )
 def test_the_average_is_scored_saved_sampled_and_gone_on_from(
     lab: Lab, plain: list[Weights], kind: str, settings: dict[str, Any], first: int
@@ -69,7 +74,8 @@ def test_the_average_is_scored_saved_sampled_and_gone_on_from(
     outcome = lab("fit", *flag, *(f"--trainer.{word}" for word in (*early, *file)))
     assert outcome.code == 0, outcome.err
     last = lab.checkpoint()
-    expected = averaged(kind, plain[first - 1 :])
+    decay = settings.get("decay", 0.999)
+    expected = averaged(kind, plain[first - 1 :], decay)
     for name, tensor in last["state_dict"].items():
         # Training itself knows nothing of the average.
         assert torch.equal(last["current_model_state"][name], plain[-1][name])
@@ -81,7 +87,7 @@ def test_the_average_is_scored_saved_sampled_and_gone_on_from(
     # Until it starts it is the weights of the moment.
     after_seven = torch.load(lab.folder / "early" / "seven.ckpt", weights_only=True)
     for name, tensor in after_seven["state_dict"].items():
-        begun = averaged(kind, plain[:7]) if first == 1 else plain[6]
+        begun = averaged(kind, plain[:7], decay) if first == 1 else plain[6]
         torch.testing.assert_close(tensor, begun[name], rtol=1e-5, atol=1e-6)
 
 
@@ -148,6 +154,35 @@ def test_a_setting_that_does_nothing_or_cannot_be_is_refused(
         AveragingConfig(**settings)
 
 
-def test_kinds_and_table_agree() -> None:
-    kinds = set(AveragingKind.__args__)  # type: ignore[attr-defined]
-    assert set(AVERAGES) | {"none"} == kinds
+@pytest.mark.parametrize(
+    ("config", "max_steps", "steps"),
+    [
+        (AveragingConfig(kind="ema"), 200, 23),  # 1 / (1 - 200/209)
+        (AveragingConfig(kind="ema"), 100_000, 1000),
+        (AveragingConfig(kind="ema", decay=0.9), 1000, 10),
+        (AveragingConfig(kind="ema", start_step=100), 100, 1),
+        (AveragingConfig(kind="tail"), 200, 50),
+        (AveragingConfig(kind="tail", start_step=101), 200, 100),
+    ],
+)
+def test_a_run_says_over_how_many_steps_it_averages(
+    config: AveragingConfig, max_steps: int, steps: int
+) -> None:
+    assert averaged_steps(config, max_steps) == steps
+
+
+@pytest.mark.parametrize("kind", ["ema", "tail"])
+def test_a_short_run_s_average_is_no_worse_than_its_weights(lab: Lab, kind: str) -> None:
+    settings = {
+        "model__optimizer__lr": 0.01,
+        "trainer__max_steps": 120,
+        "trainer__val_check_interval": 60,
+    }
+    lab.fit(**settings, name="plain")
+    outcome = lab.fit(**settings, model__averaging__kind=kind, name=kind)
+    assert "average" in outcome.out
+    of_weights, of_average = (
+        float(lab.metrics(name=name)[-1]["val_loss"]) for name in ("plain", kind)
+    )
+    # With 0.999 from the first step on, 0.999^120 = 89 % of it would be the first weights.
+    assert of_average < 1.05 * of_weights
