@@ -7,8 +7,10 @@ itself: architecture, tokenizer, settings and step.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,8 +64,12 @@ class Record:
         }
 
 
-def load_file(path: str | Path) -> dict[str, Any]:
+def load_file(path: str | Path, *, mmap: bool = False) -> dict[str, Any]:
     """A checkpoint's dictionary on the CPU, weights-only.
+
+    Args:
+        path: The file.
+        mmap: Leave the tensors in the file until they are used.
 
     Raises:
         UserError: The file is missing, cut off, or not a checkpoint of llama-lab.
@@ -73,7 +79,7 @@ def load_file(path: str | Path) -> dict[str, Any]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            contents = torch.load(path, map_location="cpu", weights_only=True)
+            contents = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except FileNotFoundError as error:
         raise UserError(f"--ckpt_path {path}: no such file") from error
     except MemoryError:
@@ -95,6 +101,32 @@ def load_file(path: str | Path) -> dict[str, Any]:
             "take another one, such as best.ckpt or last.ckpt beside it"
         )
     return migrated
+
+
+def newest_step(run: Path) -> int:
+    """The optimiser step of a run's newest checkpoint; 0 where none can be read.
+
+    Args:
+        run: Its folder. The receipt says the step of each checkpoint, a moment after it is written:
+            where a kill came between, the file that was written last knows.
+    """
+    steps = [0]
+    receipt = run / "receipt.json"
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        steps.append(int(json.loads(receipt.read_text(encoding="utf-8"))["steps"]))
+    files = sorted((run / "checkpoints").glob("*.ckpt"), key=lambda f: f.stat().st_mtime_ns)
+    with contextlib.suppress(UserError, IndexError):
+        steps.append(int(load_file(files[-1], mmap=True)["global_step"]))
+    return max(steps)
+
+
+def checkpoint_of_step(step: int, candidates: Iterable[Path]) -> Path | None:
+    """The first of some files that is a whole checkpoint of an optimiser step."""
+    for path in candidates:
+        with contextlib.suppress(UserError):
+            if int(load_file(path, mmap=True)["global_step"]) == step:
+                return path
+    return None
 
 
 def migrate(contents: dict[str, Any], path: str | Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ NOT_SETTINGS = frozenset({"DEBUG", "TEST_DATA"})
 # Lightning reads settings from these.
 LIGHTNING_PREFIX, GLOBAL_SEED = "PL_TRAINER_", "PL_GLOBAL_SEED"
 # Settings of `fit` that the other verbs have no use for.
-FIT_ALONE = ("--checkpoint_every", "--diagnostics_every")
+FIT_ALONE = ("--checkpoint_every", "--keep_every", "--diagnostics_every")
 DECODER_FLAG = "--model.decoder"
 
 

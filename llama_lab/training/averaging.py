@@ -29,10 +29,10 @@ class AveragingConfig:
     memory of the weights once more."""
 
     decay: float | None = None
-    """How much of the average a step keeps in the long run, for ema; null means 0.999. Step t of the
-    average keeps min(decay, (1 + t)/(10 + t)), or the first weights would stay in it for 1/(1 -
-    decay) steps (the rule is that of TensorFlow's ExponentialMovingAverage with num_updates).
-    Refused with others."""
+    """How much of the average a step keeps in the long run, for ema; null means 0.999. Its step t
+    keeps min(decay, (1 + t)/(10 + t)): with the decay alone, the first weights would stay in it for
+    about 1/(1 - decay) steps (the rule is that of TensorFlow's ExponentialMovingAverage with
+    num_updates). Refused with others."""
 
     start_step: int | None = None
     """Optimiser step whose weights are the first in the average; until then the weights stand for

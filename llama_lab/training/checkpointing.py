@@ -45,18 +45,25 @@ class AtomicCheckpointIO(CheckpointIO):
 
 
 class RunCheckpoints(Checkpoint):
-    """``last.ckpt`` every so many steps and at the end, ``best.ckpt`` by validation loss.
+    """``last.ckpt`` every so many steps and at the end, ``best.ckpt`` by validation loss, and
+    ``step_N.ckpt``, which stays, every so many steps.
 
     A file of step ``k`` is written after the validation that is due at ``k``: Lightning skips a
     validation that falls on the very step of the checkpoint it resumes from. Every check that the
     run is sound comes before the file: what is on disk is always a good place to go back to.
     """
 
-    def __init__(self, every: int, signals: StopSignals, receipt: Receipt) -> None:
+    def __init__(
+        self, every: int, signals: StopSignals, receipt: Receipt, keep_every: int | None = None
+    ) -> None:
         self.every, self.signals, self.receipt = every, signals, receipt
+        self.keep_every = keep_every
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """See to it that the run ends with a validation, however the budget divides."""
+        """Keep the first weights; see to it that the run ends with a validation, however the budget
+        divides."""
+        if trainer.global_step == 0:
+            self._keep(trainer, pl_module)
         self._end_with_validation(trainer)
 
     def on_train_batch_end(
@@ -70,6 +77,7 @@ class RunCheckpoints(Checkpoint):
         if validation_due(trainer, step):
             return
         signum = self.signals.asked(trainer, step)
+        self._keep(trainer, pl_module)
         if signum or step % self.every == 0:
             self.save(trainer, pl_module, "last")
         if signum:
@@ -84,12 +92,18 @@ class RunCheckpoints(Checkpoint):
         if loss < run.best_loss:
             run.best_loss, run.best_step = loss, step
             self.save(trainer, pl_module, "best")
+        self._keep(trainer, pl_module)
         ends = trainer.should_stop
         signum = 0 if ends else self.signals.asked(trainer, None)
         if ends or signum or step % self.every == 0:
             self.save(trainer, pl_module, "last")
         if signum:
             raise stopped(signum, pl_module, step)
+
+    def _keep(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write ``step_N.ckpt`` where it is due."""
+        if self.keep_every is not None and trainer.global_step % self.keep_every == 0:
+            self.save(trainer, pl_module, f"step_{trainer.global_step}")
 
     def save(self, trainer: Trainer, pl_module: LightningModule, name: str) -> None:
         """Write a checkpoint, once the run is found sound and its records are on disk."""

@@ -17,6 +17,7 @@ from llama_lab.training.averaging import AveragingConfig, averaged_steps
 from llama_lab.training.callbacks import StepMetrics, ValidationRecord, data_of
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.steps import finished_step, logged_step
+from llama_lab.training.user_callbacks import ended_early_line
 
 # Off a terminal a line at least so far apart, and one at each validation.
 SECONDS_BETWEEN_LINES = 10.0
@@ -190,6 +191,7 @@ def closing(trainer: Trainer, module: LanguageModel, records: ValidationRecord) 
     folder = run.folder
     lines = [
         "",
+        *early_lines(run.ended_early, trainer),
         f"done in {clock(run.seconds)}: best validation loss {run.best_loss:.4f} nats per token at "
         f"step {run.best_step:,}; last {module.validation['val_loss']:.4f} "
         f"({module.validation['val_bits_per_byte']:.3f} bits per byte)",
@@ -200,6 +202,7 @@ def closing(trainer: Trainer, module: LanguageModel, records: ValidationRecord) 
     if remark := overfitting(run.validations):
         lines.append(remark)
     logs = folder.parent.parent if folder is not None else "logs"
+    on = f"  llama-lab fit --ckpt_path {folder}/checkpoints/last.ckpt --trainer.callbacks null"
     return [
         *lines,
         "",
@@ -208,9 +211,17 @@ def closing(trainer: Trainer, module: LanguageModel, records: ValidationRecord) 
         "",
         f"run folder: {folder}",
         "next:",
+        *([f"{on}     (to go on to step {trainer.max_steps:,})"] if run.ended_early else []),
         f"  llama-lab generate --ckpt_path {folder}/checkpoints/best.ckpt --prompt TEXT",
         f"  tensorboard --logdir {logs}",
     ]
+
+
+def early_lines(ended: dict[str, str] | None, trainer: Trainer) -> list[str]:
+    """Who ended the run before its budget, and why."""
+    if ended is None:
+        return []
+    return [ended_early_line(ended, trainer.global_step, trainer.max_steps)]
 
 
 def overfitting(validations: list[tuple[int, float, float]]) -> str | None:

@@ -67,6 +67,8 @@ class Receipt(Callback):
             "wall_seconds": round(run.seconds, 3),
             "best": {"val_loss": best, "step": run.best_step},
             "last": dict(module.validation),
+            "ended_early": run.ended_early,
+            "branched_from": run.branched_from,
             "store": {**dataclasses.asdict(data.tokens.info), "sha256": run.store_digest},
             "order": f"{order.value:032x}",
             "initial_weights": run.initial_weights,

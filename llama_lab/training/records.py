@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import math
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,12 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
+from llama_lab.checkpoints import checkpoint_of_step
 from llama_lab.configs import new_run_folder, unwritable
 from llama_lab.files import write_atomically
 from llama_lab.training.module import LanguageModel
+from llama_lab.training.state import RunState
+from llama_lab.training.user_callbacks import InRunFolder
 
 COLUMNS = (
     "step",
@@ -185,8 +190,10 @@ class RunFolder(Callback):
         logs: Where the folders of runs are.
         name: The run's name there.
         config: Its settings.
-        folder: The resumed run's.
-        at: A new run's, where it is not the next free one under its name.
+        resumed: The folder of the run that goes on in it.
+        origin: The checkpoint that a run in a new folder goes on from.
+        at: A new run's folder, where it is not the next free one under its name.
+        placed: Callbacks of the user that write into the folder.
     """
 
     def __init__(
@@ -194,11 +201,17 @@ class RunFolder(Callback):
         logs: Path,
         name: str,
         config: dict[str, Any],
-        folder: Path | None = None,
         *,
+        resumed: Path | None = None,
+        origin: Path | None = None,
         at: Path | None = None,
+        placed: InRunFolder | None = None,
     ) -> None:
-        self.logs, self.name, self.config, self.resumed, self.at = logs, name, config, folder, at
+        self.logs, self.name, self.config, self.at = logs, name, config, at
+        self.resumed, self.origin, self.placed = resumed, origin, placed
+        if resumed is not None and placed is not None:
+            # Before their state is restored: they compare the folders.
+            placed.place(resumed)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Make the folder, or take up the one of the resumed run, and open its records."""
@@ -209,6 +222,8 @@ class RunFolder(Callback):
         folder = trainer.strategy.broadcast(folder)
         assert folder is not None
         pl_module.run.folder = folder
+        if self.placed is not None:
+            self.placed.place(folder)
         if trainer.is_global_zero:
             try:
                 (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
@@ -219,7 +234,13 @@ class RunFolder(Callback):
         trainer.loggers = [MetricsCsv(folder), RunEvents(folder), *trainer.loggers]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Drop from the records what a killed run logged after its last checkpoint."""
+        """Drop from the records what a killed run logged after its last checkpoint.
+
+        A run that goes on in a new folder takes the best checkpoint so far along.
+        """
+        assert isinstance(pl_module, LanguageModel)
+        if self.origin is not None:
+            self._branch(self.origin, trainer, pl_module.run)
         if self.resumed is None:
             return
         if trainer.is_global_zero:
@@ -227,3 +248,18 @@ class RunFolder(Callback):
         for logger in trainer.loggers:
             if isinstance(logger, MetricsCsv | RunEvents):
                 logger.cut(trainer.global_step)
+
+    def _branch(self, origin: Path, trainer: Trainer, run: RunState) -> None:
+        """State where the run comes from; its best checkpoint so far lies there."""
+        run.branched_from = {"checkpoint": str(origin), "step": trainer.global_step}
+        copied = False
+        if trainer.is_global_zero and run.folder is not None:
+            best = checkpoint_of_step(run.best_step, [origin, origin.with_name("best.ckpt")])
+            if copied := best is not None:
+                with best.open("rb") as source:
+                    write_atomically(
+                        run.folder / "checkpoints" / "best.ckpt",
+                        lambda file: shutil.copyfileobj(source, file),
+                    )
+        if not trainer.strategy.broadcast(copied):
+            run.best_loss, run.best_step = math.inf, 0

@@ -84,6 +84,7 @@ FREE_ON_RESUME = (
     "ckpt_path",
     "config",
     "diagnostics_every",
+    "keep_every",
     "trainer.accelerator",
     "trainer.devices",
     "trainer.num_nodes",
@@ -261,19 +262,6 @@ def check_run(verb: str, config: Any, record: Record | None) -> None:
         _check_budget(config, record)
 
 
-# Callbacks that would break a promise, with the way to what they are for.
-REFUSED_CALLBACKS = {
-    "GradientAccumulationScheduler": "a step has a fixed batch; use "
-    "--trainer.accumulate_grad_batches",
-    "OnExceptionCheckpoint": "a run is saved when it is stopped; go on with --ckpt_path last",
-    "Timer": "the budget is --trainer.max_steps",
-    **dict.fromkeys(
-        ("WeightAveraging", "EMAWeightAveraging", "StochasticWeightAveraging"),
-        "use --model.averaging.kind",
-    ),
-}
-
-
 def _check_machine(trainer: Any) -> None:
     accumulation, clip = trainer["accumulate_grad_batches"], trainer["gradient_clip_val"]
     _require(
@@ -289,13 +277,6 @@ def _check_machine(trainer: Any) -> None:
         not isinstance(strategy, str) or not strategy.endswith(("spawn", "notebook")),
         f"--trainer.strategy {strategy}: processes are started by command; use ddp",
     )
-    callbacks = trainer["callbacks"] or []
-    for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
-        name = str(callback["class_path"]).rsplit(".", 1)[-1]
-        _require(
-            name not in REFUSED_CALLBACKS,
-            f"--trainer.callbacks {name}: {REFUSED_CALLBACKS.get(name)}",
-        )
 
 
 def refuse_null(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:

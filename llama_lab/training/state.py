@@ -33,6 +33,8 @@ class RunState:
         initial_weights: SHA-256 of each part's weights before the first step.
         weights_fault: The mistake that the weights of ``model.init_from`` were trained with.
         validations: (step, train loss, validation loss) of each validation, in order.
+        ended_early: Which callback ended the run before its budget (``by``), and ``why``.
+        branched_from: The checkpoint of another run that this one goes on from, with its step.
     """
 
     folder: Path | None = None
@@ -49,6 +51,8 @@ class RunState:
     weights_fault: str | None = None
     store_digest: str = ""
     validations: list[tuple[int, float, float]] = field(default_factory=list)
+    ended_early: dict[str, str] | None = None
+    branched_from: dict[str, Any] | None = None
 
     @property
     def seconds(self) -> float:
@@ -78,6 +82,8 @@ class RunState:
             "initial_weights": dict(self.initial_weights),
             "store_digest": self.store_digest,
             "validations": [list(row) for row in self.validations],
+            "ended_early": self.ended_early,
+            "branched_from": self.branched_from,
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -91,6 +97,7 @@ class RunState:
         self.best_loss, self.best_step = state["best_loss"], state["best_step"]
         self.initial_weights = dict(state["initial_weights"])
         self.store_digest = state["store_digest"]
+        self.branched_from = state.get("branched_from")
         self.validations = [(int(s), float(a), float(b)) for s, a, b in state["validations"]]
 
 

@@ -15,8 +15,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from llama_lab.errors import Stopped
 from llama_lab.training.steps import logged_step
 
-# With these, batch systems announce that they will end a job: SLURM sends what its `--signal` names,
-# Grid Engine SIGUSR1 and SIGUSR2. Windows has neither.
+# Batch systems announce with these that they will end a job: SLURM sends what its `--signal`
+# names, Grid Engine SIGUSR1 and SIGUSR2. Windows has neither.
 ANNOUNCEMENTS = tuple(
     getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name)
 )

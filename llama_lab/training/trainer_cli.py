@@ -18,7 +18,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
-from llama_lab.checkpoints import Record, check_weights, read_record
+from llama_lab.checkpoints import Record, check_weights, newest_step, read_record
 from llama_lab.configs import (
     DEFAULT_RUN_NAME,
     check_run_name,
@@ -47,6 +47,12 @@ from llama_lab.training.progress import RunProgress, closing
 from llama_lab.training.receipts import Receipt, mark_finished
 from llama_lab.training.records import RunFolder
 from llama_lab.training.stopping import StopSignals, signals_end_the_command
+from llama_lab.training.user_callbacks import (
+    EarlyEnds,
+    InRunFolder,
+    check_callbacks,
+    ended_early_line,
+)
 
 DESCRIPTIONS = {
     "fit": "Train a decoder on a text, or go on with a run from its checkpoint.",
@@ -142,6 +148,14 @@ class LabCLI(LightningCLI):
                 "interval.",
             )
             parser.add_argument(
+                "--keep_every",
+                type=int | None,
+                default=None,
+                help="Optimiser steps between checkpoints that are kept for good, from the initial "
+                "weights on: step_0.ckpt, step_N.ckpt, …, each with the optimiser's state; null "
+                "keeps none.",
+            )
+            parser.add_argument(
                 "--diagnostics_every",
                 type=int | None,
                 default=None,
@@ -216,8 +230,10 @@ class LabCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """The trainer, with the callbacks of a run and intervals in optimiser steps."""
         trainer = self.config_init["trainer"]
+        added = trainer["callbacks"] or []
+        self.added = added if isinstance(added, list) else [added]
+        check_callbacks(self.added)
         own = [BlockCompiler(), *(self.run_callbacks() if self.verb == "fit" else [])]
-        callbacks = trainer["callbacks"] or []
         plugins = trainer["plugins"] or []
         interval = trainer["val_check_interval"]
         if self.verb == "fit":  # Lightning counts microbatches here
@@ -225,7 +241,7 @@ class LabCLI(LightningCLI):
         return build_trainer(
             super().instantiate_trainer,
             precision=trainer["precision"],
-            callbacks=[*(callbacks if isinstance(callbacks, list) else [callbacks]), *own],
+            callbacks=[*self.added, *own],
             plugins=[*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()],
             val_check_interval=interval,
             logger=False if trainer["logger"] in (None, True) else trainer["logger"],
@@ -236,24 +252,50 @@ class LabCLI(LightningCLI):
     def run_callbacks(self) -> list[Any]:
         """What surrounds the training steps, in the order in which it acts."""
         config = self.config
-        folder = run_folder_of(self.ckpt_path) if self.ckpt_path else None
-        logs = logs_folder(config["trainer.default_root_dir"])
         self.metrics, self.samples = StepMetrics(), ValidationRecord()
         signals, receipt = StopSignals(), Receipt(self.settings)
         every = config["checkpoint_every"] or config["trainer.val_check_interval"]
         measured, averaging = config["diagnostics_every"], self.model.averaging_config
         return [
-            RunFolder(logs, config["name"], self.settings, folder, at=self.folder),
+            self.run_folder(),
             StepSeeds(int(config["seed_everything"])),
             *([] if measured is None else [Diagnostics(measured)]),
             self.metrics,
             self.samples,
             *([] if averaging.kind == "none" else [AveragedWeights(averaging)]),
             RunProgress(self.metrics, bar=config["trainer.enable_progress_bar"] is not False),
+            EarlyEnds(self.added),
             receipt,
             signals,
-            RunCheckpoints(every, signals, receipt),
+            RunCheckpoints(every, signals, receipt, config["keep_every"]),
         ]
+
+    def run_folder(self) -> RunFolder:
+        """The folder of the run: a new one, or, from its newest checkpoint on, the resumed run's.
+
+        From an older checkpoint a run branches into a folder beside the old one, which keeps what
+        it recorded after that step.
+        """
+        name, logs = self.config["name"], logs_folder(self.config["trainer.default_root_dir"])
+        old = run_folder_of(self.ckpt_path) if self.ckpt_path else None
+        self.branch = ""
+        if old is not None and self.record is not None:
+            newest = newest_step(old)
+            if self.record.step < newest:
+                self.branch = (
+                    f"{self.ckpt_path} is at step {self.record.step:,} and its run went on to step "
+                    f"{newest:,}: what follows goes into a run folder of its own"
+                )
+                name, logs, old = old.parent.name, old.parent.parent, None
+        return RunFolder(
+            logs,
+            name,
+            self.settings,
+            resumed=old,
+            origin=self.ckpt_path if old is None else None,
+            at=self.folder,
+            placed=InRunFolder(self.added),
+        )
 
     # ---- the verbs ---------------------------------------------------------------------------
 
@@ -268,10 +310,30 @@ class LabCLI(LightningCLI):
                 "to go on, raise --trainer.max_steps"
             )
             return
+        if ended := self._ended_early():
+            print(ended)
+            return
         self._check_logs_writable()
+        if self.trainer.is_global_zero and self.branch:
+            print(self.branch)
         self._run(self.trainer.fit)
         if self.trainer.is_global_zero:
             print("\n".join(closing(self.trainer, self.model, self.samples)), flush=True)
+
+    def _ended_early(self) -> str | None:
+        """Why a resumed run would only be ended again, if so."""
+        record = self.record if self.resumes else None
+        ended = record.progress.get("ended_early") if record is not None else None
+        if record is None or ended is None:
+            return None
+        then, now = (c["trainer"].get("callbacks") for c in (record.config, self.settings))
+        if then != now:
+            return None
+        line = ended_early_line(ended, record.step, record.config["trainer"]["max_steps"])
+        return (
+            f"{record.path}: {line}; nothing is left to train; to go on, change the callback (for "
+            "instance its patience), or leave callbacks out with --trainer.callbacks null"
+        )
 
     def evaluate(self) -> None:
         """Score the held-out part and print each number on a line of its own."""
