@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from llama_lab.configs import find_checkpoint, logs_folder, newest_checkpoint
 from llama_lab.errors import UserError
@@ -101,9 +101,10 @@ def build_parser(prog: str) -> Parser:
     parser.add_argument("--num_samples", type=int, default=1, help="How many texts to write.")
     parser.add_argument(
         "--accelerator",
-        type=Literal["auto", "cpu", "cuda", "mps"],
+        type=str,
         default="auto",
-        help="Where to compute; auto takes cuda or mps where there is one.",
+        help="Where to compute: cpu, or the kind of accelerator that this machine has, such as "
+        "cuda or mps; auto takes the accelerator where there is one.",
     )
     return parser
 
@@ -139,19 +140,15 @@ def _checkpoint(spec: str | None) -> Path:
 
 
 def _device(accelerator: str) -> str:
-    import torch
+    from llama_lab.model.devices import best_device
 
-    available = {
-        "cuda": torch.cuda.is_available(),
-        "mps": torch.backends.mps.is_available(),
-        "cpu": True,
-    }
-    if accelerator == "auto":
-        return next(name for name, there in available.items() if there)
-    if not available[accelerator]:
-        usable = " or ".join(name for name, there in available.items() if there)
-        raise UserError(f"--accelerator {accelerator}: there is none on this machine; use {usable}")
-    return accelerator
+    best = best_device().type
+    usable = list(dict.fromkeys((best, "cpu")))
+    if accelerator not in ("auto", *usable):
+        raise UserError(
+            f"--accelerator {accelerator}: there is none on this machine; use {' or '.join(usable)}"
+        )
+    return best if accelerator == "auto" else accelerator
 
 
 def _write_sample(

@@ -29,6 +29,7 @@ from llama_lab.data.sources import STANDARD_INPUT
 from llama_lab.data.store import PARTS, TokenStore, find_store, open_store
 from llama_lab.data.tokenizer import SpecialTokens, Tokenizer
 from llama_lab.errors import UserError
+from llama_lab.model.devices import pins_memory
 
 # A corpus up to this many tokens is held on the training device as int32: 256 MiB.
 DEVICE_TOKENS = 1 << 26
@@ -281,8 +282,8 @@ class TextDataModule(LightningDataModule):
         start = self.consumed // self.batch_size * share.accumulation
         train = self.tokens.train
         documents = self.tokens.train_documents if self.document_mask else None
+        assert self.trainer is not None
         if self.num_workers is None and len(train) <= DEVICE_TOKENS:
-            assert self.trainer is not None
             resident = torch.from_numpy(train.astype(np.int32))
             return DeviceBatches(
                 resident.to(self.trainer.strategy.root_device), windows, share, start, documents
@@ -293,7 +294,7 @@ class TextDataModule(LightningDataModule):
             sampler=Endless(start),
             num_workers=self.num_workers or 0,
             collate_fn=keep,
-            pin_memory=torch.cuda.is_available(),
+            pin_memory=pins_memory(self.trainer.strategy.root_device),
             persistent_workers=bool(self.num_workers),
             # A generator of its own: a loader that drew its base seed from the global one would
             # change what dropout draws.

@@ -21,6 +21,7 @@ from llama_lab.lab.step_bench import SLOW_STEP, BenchCLI
 from llama_lab.lab.timing import time_decoding
 from llama_lab.model.accounting import count_parameters, decoding_bytes
 from llama_lab.model.decoder import Decoder
+from llama_lab.model.devices import multiplies
 from llama_lab.model.memory import PRECISIONS, training_memory
 from llama_lab.training.callbacks import data_of
 from llama_lab.training.ceilings import matmul_ceiling, memory_bandwidth, product_dtype
@@ -217,8 +218,9 @@ def decoding_speed(decoder: Decoder, bandwidth: float) -> DecodingSpeed:
 
 
 def bf16_gain(found: Ceilings) -> float | None:
-    """How many times as high the ceiling of bfloat16 is; None for a run in 16 bits."""
-    if found.dtype.itemsize <= 2:
+    """How many times as high the ceiling of bfloat16 is; None for a run in 16 bits, and where the
+    device does not multiply that."""
+    if found.dtype.itemsize <= 2 or not multiplies(found.device, torch.bfloat16):
         return None
     other = matmul_ceiling(found.device, torch.bfloat16, CEILING_SECONDS)
     return other / found.flops_per_second
@@ -226,6 +228,7 @@ def bf16_gain(found: Ceilings) -> float | None:
 
 def thread_gain(found: Ceilings) -> float | None:
     """How many times as high the ceiling is on all cores; None where they compute, or a GPU."""
+    # By name: threads are the CPU's alone.
     if found.device.type != "cpu" or torch.get_num_threads() >= cores():
         return None
     with computing_on(cores()):

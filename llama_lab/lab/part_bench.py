@@ -6,7 +6,7 @@ B batch, T time, D model width, E head width.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -36,7 +36,9 @@ class Bench:
     def autocast(self) -> AbstractContextManager[object]:
         """Surrounds each forward."""
         weights, products = PRECISIONS[self.precision]
-        return torch.autocast(self.device.type, dtype=products, enabled=weights != products)
+        if weights == products:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=products)
 
     def draw(self, name: str, *shape: int, product: bool = False) -> Tensor:
         """A leaf from N(0, 1), the same for the same name; ``product``: as matrices return it."""

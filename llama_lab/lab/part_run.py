@@ -11,6 +11,7 @@ import torch
 from llama_lab.lab.part_report import PartReport
 from llama_lab.lab.part_study import PartStudy
 from llama_lab.lab.part_timing import PartResult, time_parts
+from llama_lab.model.devices import best_device
 from llama_lab.training.receipts import describe_device, versions
 
 
@@ -28,7 +29,7 @@ def run_parts(
     Raises:
         RunError: Two writings that must compute the same do not.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = best_device()
     parts = []
     with computing_on(threads):
         machine = describe_device(device, study.precision)

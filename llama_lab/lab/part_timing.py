@@ -25,6 +25,7 @@ from llama_lab.lab.part_bench import Bench, Pair, Skipped, Writing
 from llama_lab.lab.part_study import PartStudy
 from llama_lab.lab.parts import PARTS
 from llama_lab.lab.statistics import median_interval
+from llama_lab.model.devices import synchronise
 from llama_lab.model.initialise import seeded_generator
 from llama_lab.model.memory import PRECISIONS
 
@@ -149,8 +150,7 @@ class Runner:
         began = time.perf_counter()
         for _ in range(calls):
             self()
-        if self.bench.device.type == "cuda":
-            torch.cuda.synchronize()
+        synchronise(self.bench.device)
         return (time.perf_counter() - began) / calls
 
     def kept(self) -> int | None:

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import torch
 
+from llama_lab.model.devices import best_device, device_function
+
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 class PeakMemory:
-    """The peak since this was made: the allocator's on CUDA, else how far the process grew.
+    """The peak since this was made: the allocator's where the device keeps one (CUDA), else how far
+    the process grew.
 
     Memory that earlier runs of a warm process left with its allocator is given back first; a later
     run would otherwise seem to need none. Pages that other libraries keep for good still count for
@@ -21,19 +24,18 @@ class PeakMemory:
 
     def __init__(self) -> None:
         self.before: int | None = None
-        if torch.cuda.is_available():
-            torch.cuda.reset_peak_memory_stats()
-            return
+        if forget := device_function(best_device(), "reset_peak_memory_stats"):
+            forget()
         with contextlib.suppress(OSError, AttributeError):  # another C library has no such call
             ctypes.CDLL(None).malloc_trim(0)
         with contextlib.suppress(OSError):  # no Linux, or not allowed here
             CLEAR.write_text("5")  # forget the peak so far
             self.before = _bytes("VmRSS")
 
-    def read(self) -> int | None:
-        """Bytes; None where the system does not say."""
-        if torch.cuda.is_available():
-            return torch.cuda.max_memory_allocated()
+    def read(self, device: torch.device) -> int | None:
+        """Bytes that the work on ``device`` took; None where the system does not say."""
+        if most := device_function(device, "max_memory_allocated"):
+            return int(most(device))
         return None if self.before is None else max(0, _bytes("VmHWM") - self.before)
 
 

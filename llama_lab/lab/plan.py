@@ -62,6 +62,8 @@ class PlannedArm:
     context: int
     batch_size: int
     steps: int
+    device: str
+    """Type of the device that the trainer found."""
     store: TokenStore
     matched: str = ""
 
@@ -137,6 +139,7 @@ class Resolver:
             context=cli.datamodule.context_length or decoder.context_length,
             batch_size=cli.datamodule.batch_size,
             steps=settings["trainer.max_steps"],
+            device=cli.trainer.strategy.root_device.type,
             store=store,
             matched=matched,
         )

@@ -88,7 +88,7 @@ class StudyRun:
     # ---- before anything is trained --------------------------------------------------------------
 
     def pool(self) -> Pool:
-        """Workers for this study: on CUDA a GPU each."""
+        """Workers for this study: on CUDA a GPU each, by a variable that is CUDA's own."""
         devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
         return Pool(self.jobs, self.ledger.threads, devices, (self.lock.fileno(),))
 
@@ -280,4 +280,5 @@ def timing_settings(planned: PlannedArm) -> dict[str, Any]:
         "accumulation": planned.settings["trainer.accumulate_grad_batches"],
         "context": planned.context,
         "precision": str(planned.settings["trainer.precision"]),
+        "device": planned.device,
     }

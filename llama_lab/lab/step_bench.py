@@ -16,7 +16,7 @@ from lightning.pytorch.profilers import Profiler
 from llama_lab.errors import UserError
 from llama_lab.lab.limits import PHASES, Phase
 from llama_lab.lab.peak import PeakMemory
-from llama_lab.training.ceilings import synchronise
+from llama_lab.model.devices import answers_at_once, device_function, synchronise
 from llama_lab.training.progress import RunProgress
 from llama_lab.training.receipts import Receipt
 from llama_lab.training.steps import finished_step
@@ -126,7 +126,7 @@ class StepWatch(Callback):
         if not finished_step(trainer, batch_idx):
             return
         if next(self.course, "over") == "over":
-            self.peak_bytes = self.memory.read()
+            self.peak_bytes = self.memory.read(self.device)
             raise Measured
 
     def run(self, trainer: Trainer) -> Generator[None, None, None]:
@@ -136,7 +136,7 @@ class StepWatch(Callback):
             for _ in range(min(WARM_UP, left(trainer)) - 1):
                 turn = yield from self.steps(1)
         self.timed = self.profiled = turn
-        lags, step = self.device.type != "cpu", turn.seconds[0]
+        lags, step = not answers_at_once(self.device), turn.seconds[0]
         if step >= SLOW_STEP:
             return
         if n := how_many(trainer, step, SECONDS):
@@ -147,7 +147,7 @@ class StepWatch(Callback):
     def steps(self, n: int, *, waits: bool = True) -> Generator[None, None, Turn]:
         """Time ``n`` steps; ``waits``: at every border of a phase, on a device that lags."""
         synchronise(self.device)
-        self.clock.waits = waits and self.device.type != "cpu"
+        self.clock.waits = waits and not answers_at_once(self.device)
         self.clock.restart()
         moments = [moment(self.device)]
         for _ in range(n):
@@ -159,10 +159,12 @@ class StepWatch(Callback):
 
 
 def moment(device: torch.device) -> Any:
-    """Now, as the device has it: there an event, which nothing waits for."""
-    if device.type == "cpu":
+    """Now, as the device has it: an event, which nothing waits for, where there are such."""
+    make_event = None if answers_at_once(device) else device_function(device, "Event")
+    if make_event is None:
+        synchronise(device)
         return time.perf_counter()
-    event = torch.get_device_module(device).Event(enable_timing=True)
+    event = make_event(enable_timing=True)
     event.record()
     return event
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import yaml
+from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from llama_lab.checkpoints import read_record
 from llama_lab.data.preparation import prepare_store
@@ -63,19 +64,30 @@ def train(
     memory = PeakMemory()
     cli = LabCLI("fit", arguments, folder=run)
     cli.fit()
-    peak = memory.read()
+    device = cli.trainer.strategy.root_device
+    peak = memory.read(device)
     # Open since the training; a run that was at its end already never opened it.
     store = cli.datamodule.store or open_store(prepare_store(cli.datamodule.request))
     found: dict[str, Any] = {
         "peak_bytes": peak,
-        "scores": [score(last, name, changes) for name, changes in scores.items()],
+        "scores": [
+            score(last, name, {**machine_of(cli), **changes}) for name, changes in scores.items()
+        ],
         # The run wrote one at its last validation, unless it was at its end already.
-        **read_sample(cli.samples.text or sample(last), store),
-        **look_at(last, decode, probe),
+        **read_sample(cli.samples.text or sample(last, device), store),
+        **look_at(last, device, decode, probe),
     }
     text = json.dumps({"end": "finished", "reason": "", **found}, indent=1)
     write_atomically(run / OUTCOME, text.encode())
     return found
+
+
+def machine_of(cli: LabCLI) -> dict[str, str]:
+    """The settings with which one device computes where the run did."""
+    names = ["trainer.accelerator"]
+    if isinstance(cli.trainer.strategy, SingleDeviceStrategy):
+        names.append("trainer.strategy")
+    return {name: cli.config[name] for name in names if isinstance(cli.config[name], str)}
 
 
 def score(checkpoint: Path, name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,9 +103,9 @@ def score(checkpoint: Path, name: str, changes: Mapping[str, Any]) -> dict[str, 
     return {**found, **{key: values[key] for key in ("val_loss", "val_bits_per_byte")}}
 
 
-def sample(checkpoint: Path) -> str:
+def sample(checkpoint: Path, device: torch.device) -> str:
     """A text of the weights, as the run itself writes one at a validation."""
-    model = load_model(checkpoint)
+    model = load_model(checkpoint, device)
     return sample_text(
         model.decoder,
         model.tokenizer,
@@ -110,11 +122,13 @@ def read_sample(text: str, store: TokenStore) -> dict[str, Any]:
     return {"sample": text, "passage": longest_shared(text, read)}
 
 
-def look_at(checkpoint: Path, decode: Mapping[str, int] | None, probe: bool) -> dict[str, Any]:
+def look_at(
+    checkpoint: Path, device: torch.device, decode: Mapping[str, int] | None, probe: bool
+) -> dict[str, Any]:
     """What else a study asks of the last weights."""
     if decode is None and not probe:
         return {"causal": None, "decoding": None}
-    decoder = load_model(checkpoint).decoder
+    decoder = load_model(checkpoint, device).decoder
     return {
         "causal": probe_causality(decoder).causal if probe else None,
         "decoding": None if decode is None else decoding_of(decoder, **decode),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from llama_lab.generation.generate import generate
 from llama_lab.generation.sampling import SamplingConfig
 from llama_lab.model.decoder import Decoder, DecoderConfig
+from llama_lab.model.devices import synchronise
 from llama_lab.model.initialise import initialise
 from llama_lab.training.optimizers import OptimizerConfig, build_optimizer
 
@@ -37,6 +39,7 @@ def time_step(
     accumulation: int,
     context: int,
     precision: str,
+    device: str,
 ) -> StepTime:
     """Time the bare step of a decoder on random tokens: medians, the first one left out.
 
@@ -47,22 +50,23 @@ def time_step(
         accumulation: Microbatches that they are divided into.
         context: Tokens per sequence.
         precision: As ``--trainer.precision`` says it.
+        device: Type of the device that it trains on.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = Decoder(DecoderConfig.from_dict(decoder))
     initialise(model, 0)
-    model.to(device)
+    place = torch.device(device)
+    model.to(place)
     update = build_optimizer(model, OptimizerConfig(**optimizer))
     rows = max(1, batch_size // accumulation)
     shape = (rows, context + 1)
     ids = torch.randint(
         model.config.vocab_size or 1, shape, generator=torch.Generator().manual_seed(0)
-    ).to(device)
+    ).to(place)
     inputs, targets = ids[:, :-1], ids[:, 1:]
 
     def loss() -> torch.Tensor:
         lower = AUTOCAST.get(precision)
-        with torch.autocast(device.type, dtype=lower, enabled=lower is not None):
+        with torch.autocast(device, dtype=lower) if lower else nullcontext():
             return model.score(inputs, targets, reduction="mean")
 
     def step() -> None:
@@ -75,7 +79,7 @@ def time_step(
         with torch.no_grad():
             loss()
 
-    return StepTime(_median(step, device), _median(forward, device))
+    return StepTime(_median(step, place), _median(forward, place))
 
 
 def _median(work: Callable[[], None], device: torch.device) -> float:
@@ -83,8 +87,7 @@ def _median(work: Callable[[], None], device: torch.device) -> float:
     for _ in range(REPEATS + 1):
         began = time.perf_counter()
         work()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+        synchronise(device)
         seconds.append(time.perf_counter() - began)
     return statistics.median(seconds[1:])
 

@@ -31,6 +31,7 @@ import torch
 
 from llama_lab.errors import Diverged, RunError, Stopped, UserError
 from llama_lab.lab.tasks import TASKS
+from llama_lab.model.devices import best_device, device_function
 from llama_lab.model.settings import SettingError
 
 
@@ -133,8 +134,8 @@ def as_before() -> Iterator[None]:
             for number, handler in signals.items():
                 signal.signal(number, handler)
             gc.collect()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+            if empty_cache := device_function(best_device(), "empty_cache"):
+                empty_cache()
 
 
 if __name__ == "__main__":

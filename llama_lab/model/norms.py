@@ -89,8 +89,8 @@ def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x²) + eps) · gain, over the last axis, of two tensors of one type.
 
     torch's own has a kernel on CUDA, and is fused with its neighbours where it is compiled. On the
-    CPU it is a string of small operations, of which :class:`ShortRMSNorm` has half; `meta` counts
-    what the CPU keeps.
+    CPU it is a string of small operations, of which :class:`ShortRMSNorm` has half, as was measured
+    there alone: so the device is told by name; `meta` counts what the CPU keeps.
     """
     is_composed = x.device.type in ("cpu", "meta") and not torch.compiler.is_compiling()
     if is_composed and x.dtype == torch.float32:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask
 
+from llama_lab.model.devices import holds_float64
 from llama_lab.model.flex import serves_text, sliding_tiles
 
 
@@ -288,10 +289,12 @@ class TabledPosition(Position):
 
     def tabulate(self, n_places: int, device: torch.device) -> None:
         """Make the table of the first ``n_places`` places on ``device``."""
-        # MPS has no float64, and arange on `meta` imports sympy, which takes seconds. A table born
-        # in inference mode could not be trained with afterwards.
-        source = torch.device("cpu") if device.type in ("mps", "meta") else device
-        made = 1 if device.type == "meta" else n_places  # there, only its shape is of use
+        # `meta` is told by name: there only a table's shape is of use, and arange there imports
+        # sympy, which takes seconds. A table born in inference mode could not be trained with
+        # afterwards.
+        is_meta = device.type == "meta"
+        source = device if not is_meta and holds_float64(device) else torch.device("cpu")
+        made = 1 if is_meta else n_places
         with torch.inference_mode(False), torch.no_grad():
             places = torch.arange(made, dtype=torch.float64, device=source)
             table = self.make(places).float().to(device)

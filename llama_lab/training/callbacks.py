@@ -15,6 +15,7 @@ from llama_lab.data.loading import Batch
 from llama_lab.generation.generate import sample_text
 from llama_lab.generation.sampling import SamplingConfig
 from llama_lab.model.accounting import flops_per_token
+from llama_lab.model.devices import answers_at_once
 from llama_lab.training.ceilings import product_dtype, run_ceiling
 from llama_lab.training.compiling import Work, settle
 from llama_lab.training.module import LanguageModel
@@ -158,7 +159,7 @@ class StepMetrics(Callback):
         pl_module.run.sequences = step * data.batch_size
         pl_module.run.compiled_steps += pl_module.compilation.compiled
         self.steps += 1
-        reads_freely = trainer.world_size == 1 and pl_module.device.type == "cpu"
+        reads_freely = trainer.world_size == 1 and answers_at_once(pl_module.device)
         if reads_freely and pl_module.meter.first_bad_step() is not None:
             pl_module.check_finite()
         if logged_step(trainer, step) or step == trainer.max_steps:

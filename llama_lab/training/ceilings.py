@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from llama_lab.model.devices import synchronise
+
 SIZES = (256, 512, 1024, 2048, 4096, 8192)
 """Sides of the square matrices. The largest is not the fastest everywhere: where cores share slow
 memory, one that stays in the cache is."""
@@ -93,9 +95,3 @@ def shortest_call(work: Callable[[], Any], device: torch.device, seconds: float)
         shortest = min(shortest, now - began)
         if now >= end:
             return shortest
-
-
-def synchronise(device: torch.device) -> None:
-    """Wait until the device has done what it was given."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)

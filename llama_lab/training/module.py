@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import nn
 from torchmetrics import Metric
 
 from llama_lab import checkpoints
@@ -19,6 +20,7 @@ from llama_lab.data.loading import Batch
 from llama_lab.data.tokenizers import Tokenizer, tokenizer_from_state
 from llama_lab.errors import UserError
 from llama_lab.model.decoder import Decoder, DecoderConfig
+from llama_lab.model.devices import holds_float64
 from llama_lab.model.faults import FaultKind, check_fault, plant_fault
 from llama_lab.model.initialise import initialise
 from llama_lab.model.settings import require
@@ -33,7 +35,11 @@ from llama_lab.training.steps import logged_step
 
 
 class TokenLoss(Metric):
-    """Loss over a whole text: sums, divided once, whatever the batch size or the processes."""
+    """Loss over a whole text: sums, divided once, whatever the batch size or the processes.
+
+    The loss is summed in float64: on the device that scores, or where that has no such numbers, on
+    the CPU. A batch of a validation then waits for its device, and no step of the training does.
+    """
 
     full_state_update = False
     loss: torch.Tensor
@@ -48,9 +54,17 @@ class TokenLoss(Metric):
 
     def update(self, loss: torch.Tensor, targets: torch.Tensor, n_bytes: torch.Tensor) -> None:
         """Add a batch: summed loss in nats, number of targets, UTF-8 bytes of the targets."""
-        self.loss += loss.to(self.loss)
+        # To the device of the sums first: the other one may have no float64 to convert to.
+        self.loss += loss.to(self.loss.device).to(self.loss.dtype)
         self.targets += targets.to(self.targets)
         self.bytes += n_bytes.to(self.bytes)
+
+    def _apply(self, fn: Callable[..., Any], exclude_state: Any = "") -> nn.Module:
+        """Move with the model, to the CPU where its device cannot hold the sums, and keep types:
+        a model in bfloat16 is scored as exactly."""
+        target = fn(torch.empty(0, device=self.device)).device
+        device = target if holds_float64(target) else torch.device("cpu")
+        return super()._apply(lambda state: state.to(device), exclude_state)
 
     def compute(self) -> dict[str, float]:
         """loss (nats per token), perplexity, bits_per_byte, targets."""

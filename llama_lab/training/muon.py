@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from llama_lab.model.devices import multiplies
+
 STACK = 2**26
 """Entries that are made orthogonal at once: 128 MiB in bfloat16."""
 ALONE = 2**17
@@ -64,7 +66,8 @@ class Muon(torch.optim.Muon):
 def orthogonal(
     stack: Tensor, coefficients: tuple[float, float, float], n_steps: int, eps: float = 1e-7
 ) -> Tensor:
-    """About U Vᵀ of each matrix's singular value decomposition U S Vᵀ, in bfloat16.
+    """About U Vᵀ of each matrix's singular value decomposition U S Vᵀ, in bfloat16, or in float32
+    where the device does not multiply that.
 
     ``[S, M, N]``, or one matrix ``[M, N]``, to the same shape.
 
@@ -73,7 +76,8 @@ def orthogonal(
     1.2) for few iterations.
     """
     is_tall = stack.size(-2) > stack.size(-1)
-    x = (stack.mT if is_tall else stack).bfloat16()
+    is_short = multiplies(stack.device, torch.bfloat16)
+    x = (stack.mT if is_tall else stack).to(torch.bfloat16 if is_short else torch.float32)
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=eps)
     a, b, c = coefficients
     multiply = torch.addmm if x.ndim == 2 else torch.baddbmm
@@ -100,6 +104,7 @@ def _shape(matrix: Tensor) -> tuple[int, ...]:
 
 
 def _stacks(alike: list[Tensor]) -> Iterator[list[Tensor]]:
+    # By name, as `ALONE` was measured on the CPU.
     entries, is_on_cpu = alike[0].numel(), alike[0].device.type == "cpu"
     size = 1 if is_on_cpu and entries >= ALONE else max(1, STACK // entries)
     for first in range(0, len(alike), size):

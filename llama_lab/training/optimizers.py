@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from llama_lab.model.decoder import Decoder
+from llama_lab.model.devices import fuses_adamw
 from llama_lab.model.positions import LearnedPosition
 from llama_lab.model.settings import refuse_idle, require
 from llama_lab.training.muon import Combined, Muon
@@ -20,7 +21,6 @@ StepScale = Literal["match_rms_adamw", "original"]
 
 # What is looked up by a token or a place, not multiplied by an activation.
 TABLES = (nn.Embedding, LearnedPosition)
-FUSED_DEVICES = ("cpu", "cuda", "mps")
 MOMENTUM = 0.95
 
 
@@ -126,13 +126,13 @@ def build_adamw(
     module: nn.Module, config: OptimizerConfig, leave_out: Iterable[nn.Parameter] = ()
 ) -> torch.optim.Optimizer:
     """AdamW (Loshchilov & Hutter 2019), fused into one kernel where the device has it."""
-    device = next(module.parameters()).device.type
+    weight = next(module.parameters())
     optimizer = torch.optim.AdamW(
         parameter_groups(module, config, leave_out),
         lr=config.lr,
         betas=config.betas,
         eps=config.eps,
-        fused=device in FUSED_DEVICES,
+        fused=fuses_adamw(weight.device, weight.dtype),
     )
     # The fused kernel could undo float16's loss scale itself, but only after the clipping, which
     # has to see the gradients as they are.

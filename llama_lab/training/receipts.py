@@ -17,6 +17,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from llama_lab.errors import Stopped
 from llama_lab.files import write_atomically
 from llama_lab.model.accounting import count_parameters
+from llama_lab.model.devices import device_function
 from llama_lab.training.callbacks import data_of
 from llama_lab.training.module import LanguageModel
 
@@ -113,9 +114,10 @@ def _write_json(path: Path, contents: dict[str, Any]) -> None:
 
 def describe_device(device: torch.device, precision: str) -> dict[str, Any]:
     """What is computed on."""
+    named = device_function(device, "get_device_name")  # Metal and the CPU have none
     return {
         "kind": device.type,
-        "name": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
+        "name": named(device) if named else processor(),
         "threads": torch.get_num_threads(),
         "precision": precision,
         "system": platform.platform(),

@@ -15,6 +15,7 @@ from torch import nn
 
 from llama_lab.data.batches import OrderDigest
 from llama_lab.model.accounting import part_of
+from llama_lab.model.devices import holds_float64
 
 
 @dataclass
@@ -114,28 +115,43 @@ def hash_parts(module: nn.Module) -> dict[str, str]:
 class LossMeter:
     """Training loss between two reads, kept on the device: no step waits for it.
 
-    Remembers the first step whose loss was not finite.
+    It is summed in float64. Where the device has no such numbers, losses are kept as they are until
+    they are read, and summed on the CPU. The first step whose loss was not finite is remembered.
     """
+
+    LONGEST_WAIT = 256
+    """Losses that are kept at most: one step in so many does wait there."""
 
     def __init__(self) -> None:
         self.total: torch.Tensor | None = None
         self.count = 0
+        self.unsummed: list[torch.Tensor] = []
         self.bad_step: torch.Tensor | None = None
         self._restored = 0.0
 
     def add(self, loss: torch.Tensor, step: int) -> None:
         """Count one microbatch's mean loss, of the optimiser step ``step`` (1 for the first)."""
         if self.total is None or self.bad_step is None:
-            # Metal has no float64.
-            kind = torch.float32 if loss.device.type == "mps" else torch.float64
-            self.total = torch.tensor(self._restored, dtype=kind, device=loss.device)
+            summed_on = loss.device if holds_float64(loss.device) else torch.device("cpu")
+            self.total = torch.tensor(self._restored, dtype=torch.float64, device=summed_on)
             self.bad_step = torch.full((), -1, dtype=torch.int64, device=loss.device)
         loss = loss.detach()
-        self.total += loss
+        if self.total.device == loss.device:
+            self.total += loss
+        else:
+            self.unsummed.append(loss)
+            if len(self.unsummed) == self.LONGEST_WAIT:
+                self._sum_up()
         self.count += 1
         self.bad_step = torch.where(
             (self.bad_step < 0) & ~torch.isfinite(loss), step, self.bad_step
         )
+
+    def _sum_up(self) -> None:
+        if self.total is not None and self.unsummed:
+            for loss in torch.stack(self.unsummed).tolist():
+                self.total += loss
+            self.unsummed = []
 
     def first_bad_step(self) -> int | None:
         """The first step with a non-finite loss; synchronises."""
@@ -158,6 +174,7 @@ class LossMeter:
         """
         if self.total is None:
             return [self._restored, float(self.count)]
+        self._sum_up()
         total = self.total.clone()
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.all_reduce(total)
@@ -172,4 +189,4 @@ class LossMeter:
         """Begin the next interval."""
         if self.total is not None:
             self.total.zero_()
-        self.count = 0
+        self.unsummed, self.count = [], 0

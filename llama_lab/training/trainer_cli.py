@@ -43,6 +43,7 @@ from llama_lab.training.callbacks import BlockCompiler, StepMetrics, StepSeeds, 
 from llama_lab.training.checkpointing import AtomicCheckpointIO, RunCheckpoints
 from llama_lab.training.diagnostics import Diagnostics
 from llama_lab.training.module import LanguageModel
+from llama_lab.training.precision import settle_precision
 from llama_lab.training.progress import RunProgress, closing
 from llama_lab.training.receipts import Receipt, mark_finished
 from llama_lab.training.records import RunFolder
@@ -388,6 +389,7 @@ def build_trainer(build: Callable[..., Trainer], *, precision: object, **setting
             f"--trainer.precision {precision}: half precision needs a GPU (Lightning would take "
             "another without asking); set bf16-mixed or 32-true"
         )
+    settle_precision(trainer)
     return trainer
 
 

@@ -132,7 +132,7 @@ def test_unknown_characters_in_the_prompt_are_named(write_run):
         (["--top_k", "0"], "--top_k 0"),
         (["--top_p", "0"], "--top_p 0"),
         (["--temperature", "0", "--top_k", "5"], "set --top_k null"),
-        (["--accelerator", "tpu"], "must be auto or cpu or cuda or mps"),
+        (["--accelerator", "tpu"], "--accelerator tpu: there is none on this machine; use "),
         (["--temprature", "1"], "did you mean --temperature?"),
         (["--prompt", "\udce4"], "not UTF-8"),
         (["--ckpt_path", "nowhere.ckpt"], "--ckpt_path nowhere.ckpt: no such file"),
