@@ -104,7 +104,8 @@ class LanguageModel(LightningModule):
                 losses are the cross-entropy alone.
             compile: Whether the network is compiled: true (block by block), whole (in one piece:
                 faster, and several times as long to start), false, or auto, which is true for
-                training on a CPU where the steps of the run save more time than the start takes.
+                training on a CPU or on CUDA where the steps of the run save more time than the
+                start takes.
                 No weight is named otherwise, and any checkpoint goes on with any value.
             init_from: Checkpoint whose weights a new run starts from, with a fresh optimiser and
                 schedule; null draws them.
@@ -221,7 +222,19 @@ class LanguageModel(LightningModule):
 
     def check_finite(self) -> None:
         """Stop a run whose loss or weights are not finite."""
-        check_finite(self.network, self.meter, self.run, self.trainer.global_step)
+        check_finite(
+            self.network,
+            self.meter,
+            self.run,
+            self.trainer.global_step,
+            grad_norm=self.grad_norm,
+            clips=self.clips,
+        )
+
+    @property
+    def clips(self) -> bool:
+        """Whether the trainer clips gradients."""
+        return bool(self.trainer.gradient_clip_val)
 
     # ---- training ----------------------------------------------------------------------------
 
@@ -323,7 +336,9 @@ class LanguageModel(LightningModule):
         self.validation = values
         fits = self.trainer.state.fn == "fit"
         if fits and not math.isfinite(values["val_loss"]):
-            raise diverged("the validation loss", self.run, self.trainer.global_step)
+            raise diverged(
+                "the validation loss", self.run, self.trainer.global_step, clips=self.clips
+            )
         # For callbacks that watch a metric and for what `Trainer.validate` returns. A run's own
         # records get all digits.
         rounded = {k: torch.tensor(v, dtype=torch.float32) for k, v in values.items()}

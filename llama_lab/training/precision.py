@@ -46,6 +46,6 @@ def settle_precision(trainer: Trainer) -> None:
     if not able:
         name = str(dtype).removeprefix("torch.")
         raise UserError(
-            f"--trainer.precision {precision}: {device.type} does not compute in {name}, as a trial "
-            "showed; set 32-true"
+            f"--trainer.precision {precision}: {device.type} does not compute in {name}, as a "
+            "trial showed; set 32-true"
         )

@@ -20,6 +20,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from llama_lab.checkpoints import checkpoint_of_step
 from llama_lab.configs import new_run_folder, unwritable
 from llama_lab.files import write_atomically
+from llama_lab.training.continuing import Place
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.state import RunState
 from llama_lab.training.user_callbacks import InRunFolder
@@ -187,38 +188,32 @@ class RunFolder(Callback):
     Every check of settings and data comes before: a refused run leaves no folder.
 
     Args:
-        logs: Where the folders of runs are.
-        name: The run's name there.
-        config: Its settings.
-        resumed: The folder of the run that goes on in it.
-        origin: The checkpoint that a run in a new folder goes on from.
+        place: Where that is.
+        config: The run's settings.
         at: A new run's folder, where it is not the next free one under its name.
         placed: Callbacks of the user that write into the folder.
     """
 
     def __init__(
         self,
-        logs: Path,
-        name: str,
+        place: Place,
         config: dict[str, Any],
         *,
-        resumed: Path | None = None,
-        origin: Path | None = None,
         at: Path | None = None,
         placed: InRunFolder | None = None,
     ) -> None:
-        self.logs, self.name, self.config, self.at = logs, name, config, at
-        self.resumed, self.origin, self.placed = resumed, origin, placed
-        if resumed is not None and placed is not None:
+        self.place, self.config, self.at, self.placed = place, config, at, placed
+        self.resumed, self.origin = place.resumed, place.origin
+        if self.resumed is not None and placed is not None:
             # Before their state is restored: they compare the folders.
-            placed.place(resumed)
+            placed.place(self.resumed)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Make the folder, or take up the one of the resumed run, and open its records."""
         assert isinstance(pl_module, LanguageModel)
         folder = self.resumed
         if folder is None and trainer.is_global_zero:
-            folder = self.at or new_run_folder(self.logs, self.name)
+            folder = self.at or new_run_folder(self.place.logs, self.place.name)
         folder = trainer.strategy.broadcast(folder)
         assert folder is not None
         pl_module.run.folder = folder

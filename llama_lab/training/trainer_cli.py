@@ -18,7 +18,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
-from llama_lab.checkpoints import Record, check_weights, newest_step, read_record
+from llama_lab.checkpoints import Record, check_weights, read_record
 from llama_lab.configs import (
     DEFAULT_RUN_NAME,
     check_run_name,
@@ -41,6 +41,7 @@ from llama_lab.training.arguments import (
 from llama_lab.training.averaging import AveragedWeights
 from llama_lab.training.callbacks import BlockCompiler, StepMetrics, StepSeeds, ValidationRecord
 from llama_lab.training.checkpointing import AtomicCheckpointIO, RunCheckpoints
+from llama_lab.training.continuing import ended_early, place_of
 from llama_lab.training.diagnostics import Diagnostics
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.precision import settle_precision
@@ -52,7 +53,6 @@ from llama_lab.training.user_callbacks import (
     EarlyEnds,
     InRunFolder,
     check_callbacks,
-    ended_early_line,
 )
 
 DESCRIPTIONS = {
@@ -253,12 +253,14 @@ class LabCLI(LightningCLI):
     def run_callbacks(self) -> list[Any]:
         """What surrounds the training steps, in the order in which it acts."""
         config = self.config
+        logs = logs_folder(config["trainer.default_root_dir"])
+        self.place = place_of(self.record if self.resumes else None, logs, config["name"])
         self.metrics, self.samples = StepMetrics(), ValidationRecord()
         signals, receipt = StopSignals(), Receipt(self.settings)
         every = config["checkpoint_every"] or config["trainer.val_check_interval"]
         measured, averaging = config["diagnostics_every"], self.model.averaging_config
         return [
-            self.run_folder(),
+            RunFolder(self.place, self.settings, at=self.folder, placed=InRunFolder(self.added)),
             StepSeeds(int(config["seed_everything"])),
             *([] if measured is None else [Diagnostics(measured)]),
             self.metrics,
@@ -270,33 +272,6 @@ class LabCLI(LightningCLI):
             signals,
             RunCheckpoints(every, signals, receipt, config["keep_every"]),
         ]
-
-    def run_folder(self) -> RunFolder:
-        """The folder of the run: a new one, or, from its newest checkpoint on, the resumed run's.
-
-        From an older checkpoint a run branches into a folder beside the old one, which keeps what
-        it recorded after that step.
-        """
-        name, logs = self.config["name"], logs_folder(self.config["trainer.default_root_dir"])
-        old = run_folder_of(self.ckpt_path) if self.ckpt_path else None
-        self.branch = ""
-        if old is not None and self.record is not None:
-            newest = newest_step(old)
-            if self.record.step < newest:
-                self.branch = (
-                    f"{self.ckpt_path} is at step {self.record.step:,} and its run went on to step "
-                    f"{newest:,}: what follows goes into a run folder of its own"
-                )
-                name, logs, old = old.parent.name, old.parent.parent, None
-        return RunFolder(
-            logs,
-            name,
-            self.settings,
-            resumed=old,
-            origin=self.ckpt_path if old is None else None,
-            at=self.folder,
-            placed=InRunFolder(self.added),
-        )
 
     # ---- the verbs ---------------------------------------------------------------------------
 
@@ -311,30 +286,15 @@ class LabCLI(LightningCLI):
                 "to go on, raise --trainer.max_steps"
             )
             return
-        if ended := self._ended_early():
+        if ended := ended_early(self.record if self.resumes else None, self.settings):
             print(ended)
             return
         self._check_logs_writable()
-        if self.trainer.is_global_zero and self.branch:
-            print(self.branch)
+        if self.trainer.is_global_zero and self.place.words:
+            print(self.place.words)
         self._run(self.trainer.fit)
         if self.trainer.is_global_zero:
             print("\n".join(closing(self.trainer, self.model, self.samples)), flush=True)
-
-    def _ended_early(self) -> str | None:
-        """Why a resumed run would only be ended again, if so."""
-        record = self.record if self.resumes else None
-        ended = record.progress.get("ended_early") if record is not None else None
-        if record is None or ended is None:
-            return None
-        then, now = (c["trainer"].get("callbacks") for c in (record.config, self.settings))
-        if then != now:
-            return None
-        line = ended_early_line(ended, record.step, record.config["trainer"]["max_steps"])
-        return (
-            f"{record.path}: {line}; nothing is left to train; to go on, change the callback (for "
-            "instance its patience), or leave callbacks out with --trainer.callbacks null"
-        )
 
     def evaluate(self) -> None:
         """Score the held-out part and print each number on a line of its own."""

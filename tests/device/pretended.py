@@ -95,7 +95,7 @@ def refuse_mixture(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> N
     if others and len(others) < len(tensors):
         are_indices = all(t.dtype in (torch.int64, torch.bool) for t in others)
         if name not in INDEXINGS or not are_indices:
-            raise RuntimeError(f"Expected all tensors on one device, found {NAME}:0 and cpu: {func}")
+            raise RuntimeError(f"Expected tensors of one device, found {NAME}:0 and cpu: {func}")
     generator = kwargs.get("generator")
     if generator is not None and generator._cdata not in OWN_GENERATORS:
         raise RuntimeError(f"Expected a generator of {NAME}, found one of {generator.device}")
@@ -133,7 +133,7 @@ def host_of(tensor: DeviceTensor) -> Tensor:
     return tensor.host
 
 
-class drawing:  # noqa: N801
+class drawing:
     """Within, the CPU draws what the device would: the device has a state of its own."""
 
     def __enter__(self) -> None:

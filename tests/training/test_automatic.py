@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,7 +26,7 @@ SLURM = {
 
 
 @pytest.fixture
-def slurm(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def slurm(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A SLURM job's environment; the file that a call of ``scontrol`` would leave."""
     for name, value in SLURM.items():
         monkeypatch.setenv(name, value)
@@ -37,7 +36,7 @@ def slurm(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (folder / "scontrol").write_text(f"#!/bin/sh\ntouch {called}\n")
     (folder / "scontrol").chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-    yield called
+    return called
 
 
 @pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2"])

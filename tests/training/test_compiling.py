@@ -225,7 +225,7 @@ def test_without_a_compiler_true_is_refused_and_auto_goes_without(
     assert "--model.compile true" in line
     assert "no-such-compiler" in line
     assert "false" in line
-    monkeypatch.setattr(compiling, "START_SECONDS", 0.0)
+    monkeypatch.setattr(compiling, "START_SECONDS", {"cpu": 0.0})
     outcome = lab.fit(trainer__max_steps=1)
     assert "blocks not compiled: there is no C++ compiler no-such-compiler" in outcome.out
 
@@ -264,7 +264,7 @@ def test_what_cannot_be_compiled_is_refused_for_true_and_runs_as_it_is_for_auto(
         )
     with pytest.raises(UserError, match=r"--model.compile true is impossible here: .*cannot be"):
         decide(True, decoder)
-    monkeypatch.setattr(compiling, "START_SECONDS", 0.0)
+    monkeypatch.setattr(compiling, "START_SECONDS", {"cpu": 0.0})
     decision = decide("auto", decoder)
     assert not decision.compiled
     assert "cannot be compiled" in decision.because

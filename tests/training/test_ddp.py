@@ -33,10 +33,15 @@ def test_two_processes_log_the_losses_and_diagnostics_of_one(lab: Lab) -> None:
     assert out.count("done in") == 1
     one, two = lab.metrics(name="one"), lab.metrics(name="two")
     assert len(one) == len(two) == 20
+    # Sums in another order differ in float32's last bits, and Muon rounds what it makes of them to
+    # bfloat16's 8: entries of a step of 0.2 lr may differ by 2^-8 of it. In each of 20 steps the
+    # loss then moves by at most that, times the root of a matrix's 256 entries, times the norm 1
+    # that gradients are clipped to.
+    moved = 20 * 0.2 * 1e-3 * 256**0.5 * 2**-8
     for a, b in zip(one, two, strict=True):
-        assert float(a["train_loss"]) == pytest.approx(float(b["train_loss"]), abs=1e-5)
+        assert float(a["train_loss"]) == pytest.approx(float(b["train_loss"]), abs=moved)
         if a["val_loss"]:
-            assert float(a["val_loss"]) == pytest.approx(float(b["val_loss"]), abs=1e-5)
+            assert float(a["val_loss"]) == pytest.approx(float(b["val_loss"]), abs=moved)
             assert a["val_targets"] == b["val_targets"]
     receipts = [json.loads((lab.run(0, n) / "receipt.json").read_text()) for n in ("one", "two")]
     assert receipts[0]["order"] == receipts[1]["order"]
@@ -48,7 +53,8 @@ def test_two_processes_log_the_losses_and_diagnostics_of_one(lab: Lab) -> None:
         assert (a["step"], a["layer"]) == (b["step"], b["layer"])
         for name in a:
             if name.endswith("gradient_norm") or name == "update_ratio":
-                assert float(a[name]) == pytest.approx(float(b[name]), rel=1e-3)
+                # A step is five products in bfloat16, one after the other.
+                assert float(a[name]) == pytest.approx(float(b[name]), rel=5 * 2**-8)
         # The first process looks at its own share of the batch.
         assert float(a["activation_rms"]) == pytest.approx(float(b["activation_rms"]), rel=0.2)
 

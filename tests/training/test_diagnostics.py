@@ -208,6 +208,7 @@ def test_a_resumed_run_leaves_neither_gap_nor_duplicate_and_keeps_the_first_curv
         file.write("13,1,0.0")
     half, last = (lab.run(name=n) / "checkpoints" / "last.ckpt" for n in ("half", "tiny"))
     shutil.copy(half, last)
+    shutil.copy(lab.run(name="half") / "receipt.json", lab.run() / "receipt.json")
     resumed = lab("fit", "--ckpt_path", str(last), "--trainer.max_steps=12")
     assert resumed.code == 0, resumed.err
     assert equal_weights(lab.checkpoint(), weights)
