@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict
+from decimal import Decimal
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import yaml
 
@@ -53,7 +55,30 @@ def arrange(parser: Any, args: list[str] | None) -> Arranged:
     paths = [config if is_inline(config) else find_config(config) for config in given]
     configs = [f"--config={yaml.safe_dump(_content(parser, path))}" for path in paths]
     names = [path.stem for path in paths if isinstance(path, Path)]
-    return Arranged([*configs, *presets, *rest], names[0] if names else None)
+    return Arranged([*configs, *presets, *whole_numbers(parser, rest)], names[0] if names else None)
+
+
+def whole_numbers(parser: Any, words: list[str]) -> list[str]:
+    """The words, with 1e4 as 10000 where a flag takes whole numbers: YAML takes it for a float."""
+    arranged: list[str] = []
+    for word in words:
+        flag, equals, value = word.partition("=")
+        if not equals:
+            flag, value = (arranged or [""])[-1], word
+        action = parser._option_string_actions.get(flag)
+        hint = getattr(action, "type", None) or getattr(action, "_typehint", None)
+        is_whole = int in (kinds := get_args(hint) or (hint,)) and {*kinds} <= {int, type(None)}
+        number = _whole(value) if is_whole else None
+        arranged.append(word if number is None else f"{flag}={number}" if equals else str(number))
+    return arranged
+
+
+def _whole(word: str) -> int | None:
+    """The whole number that a word such as 1e4, 2.5e3 or 10.0 writes as a float, if it does."""
+    if not re.fullmatch(r"[+-]?\d+(\.\d*)?([eE]\+?\d{1,2})?", word) or word.lstrip("+-").isdigit():
+        return None
+    number = Decimal(word)
+    return int(number) if number == number.to_integral_value() else None
 
 
 def presets_first(args: list[str]) -> tuple[list[str], list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -188,9 +189,12 @@ class LabCLI(LightningCLI):
             base |= rules.settings_of_weights(self.record)
         self.resumes = path is not None
         self.ckpt_path = path
-        self.config = parser.parse_args([f"--config={yaml.safe_dump(base)}", *ordered])
+        # The name in quotes: YAML takes 1e3 for a number.
+        kept = base.pop("name")
+        text = f"name: {json.dumps(kept)}\n{yaml.safe_dump(base) if base else ''}"
+        self.config = parser.parse_args([f"--config={text}", *ordered])
         if self.config["name"] is None:
-            self.config["name"] = base["name"]
+            self.config["name"] = kept
         rules.refuse_null(self.config.as_dict(), flatten(parser.get_defaults().as_dict()))
         dumped = parser.dump(self.config, skip_none=False, format="yaml")
         self.settings = rules.saved_settings(yaml.safe_load(dumped))

@@ -305,3 +305,12 @@ def test_weights_alone_cannot_be_resumed_and_the_message_says_what_can_be_done(l
     for verb in ("fit", "validate", "generate"):
         line = lab.refused(verb, "--ckpt_path", "torn.ckpt")
         assert "final_norm.weight is missing" in line
+
+
+def test_a_whole_number_is_one_however_it_is_written_and_a_name_is_text(lab: Lab) -> None:
+    assert lab("fit", *flags(trainer__max_steps="1e1", name="1e3")).code == 0
+    assert lab.metrics(name="1e3")[-1]["step"] == "10"
+    resumed = lab("fit", "--ckpt_path", "last", "--name", "1e3", "--trainer.max_steps", "1.2e1")
+    assert resumed.code == 0, resumed.err
+    assert lab.metrics(name="1e3")[-1]["step"] == "12"
+    assert "12.5" in lab.refused("fit", *flags(trainer__max_steps="12.5"))
