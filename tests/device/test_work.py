@@ -21,7 +21,7 @@ def machine(request: Any, make_machine: Any) -> Machine:
     return make_machine(request.param)
 
 
-@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 16])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 32])
 def test_switches_in_pairs_compute_and_write_what_they_do_on_the_cpu(
     machine: Machine, every: int
 ) -> None:

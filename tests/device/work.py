@@ -74,12 +74,11 @@ def switches(every: int) -> list[float]:
 
 
 def positions_and_windows() -> list[float]:
-    """Every position, with a window and none, with documents apart and not."""
+    """Every position, with documents apart in a window, and in none."""
     cases = [
-        {"settings": {"position": position, "attention": window}, "documents": documents}
+        {"settings": {"position": position, "attention": window}, "documents": True}
         for position in POSITION_SETTINGS
         for window in ({}, WINDOWS[1])
-        for documents in (False, True)
     ]
     return compare(cases, furthest)
 
