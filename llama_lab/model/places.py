@@ -258,6 +258,9 @@ class TabledPosition(Position):
     """
 
     table: Tensor
+    made_for: torch.device | None = None
+    made_on: torch.device
+    """Where the table for that device is computed, in float64."""
 
     def __init__(self, context_length: int, window: int | None = None, flex: bool = False) -> None:
         super().__init__(window, flex)
@@ -293,10 +296,12 @@ class TabledPosition(Position):
         # sympy, which takes seconds. A table born in inference mode could not be trained with
         # afterwards.
         is_meta = device.type == "meta"
-        source = device if not is_meta and holds_float64(device) else torch.device("cpu")
+        if device != self.made_for:  # and not in compiled code, which cannot try a device
+            holds = not is_meta and holds_float64(device)
+            self.made_for, self.made_on = device, device if holds else torch.device("cpu")
         made = 1 if is_meta else n_places
         with torch.inference_mode(False), torch.no_grad():
-            places = torch.arange(made, dtype=torch.float64, device=source)
+            places = torch.arange(made, dtype=torch.float64, device=self.made_on)
             table = self.make(places).float().to(device)
             self.table = table.expand(*table.shape[:-2], n_places, -1) if made < n_places else table
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.plugins import MixedPrecision, Precision
 from lightning.pytorch.utilities import rank_zero_warn
 
 from llama_lab.errors import UserError
@@ -18,8 +18,8 @@ def settle_precision(trainer: Trainer) -> None:
     """Let autocast work on the trainer's device, and refuse a precision that the device lacks.
 
     Lightning asks for CUDA's autocast on every accelerator that it does not know: there, all would
-    be computed in float32, without a word. On a device that has no autocast of its own this stays
-    so, and is said.
+    be computed in float32, without a word. A device that has no autocast for any type computes so,
+    which is said and recorded.
 
     Raises:
         UserError: The device cannot compute so.
@@ -27,17 +27,18 @@ def settle_precision(trainer: Trainer) -> None:
     device, precision = trainer.strategy.root_device, str(trainer.precision)
     plugin = trainer.precision_plugin
     if dtype := MIXED.get(precision):
-        able = lowers_products(device, dtype)
         if isinstance(plugin, MixedPrecision) and plugin.device != device.type:
-            if not able and precision == "bf16-mixed":
+            if not any(lowers_products(device, each) for each in MIXED.values()):
                 rank_zero_warn(
-                    f"--trainer.precision {precision}: {device.type} has no autocast, so that all "
-                    "is computed in float32"
+                    f"--trainer.precision {precision}: {device.type} has no autocast; all is "
+                    "computed in float32, as 32-true says"
                 )
+                trainer.strategy.precision_plugin = Precision()
                 return
             plugin.device = device.type
             if plugin.scaler is not None:
                 plugin.scaler = torch.amp.GradScaler(device=device.type)
+        able = lowers_products(device, dtype)
         able = able and (precision != "16-mixed" or scales_gradients(device, torch.float32))
     elif dtype := OF_WEIGHTS.get(precision):
         able = holds(device, dtype) and multiplies(device, dtype)

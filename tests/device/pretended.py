@@ -14,12 +14,12 @@ compiled code.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 NAME = "pretended"
 RULES: dict[str, tuple[torch.dtype, ...]] = {
@@ -86,54 +86,68 @@ def refuse_type(dtype: torch.dtype) -> None:
         raise TypeError(f"Cannot convert a {NAME} tensor to {dtype}: the device does not have it")
 
 
-def refuse_mixture(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> None:
+def refuse_mixture(func: Any, name: str, tensors: list[Tensor], generator: Any) -> None:
     """As CUDA does: all tensors are on one device, and so is the generator."""
-    if func in COPIES:
-        return
-    tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
     others = [t for t in tensors if not isinstance(t, DeviceTensor) and t.dim() > 0]
     if others and len(others) < len(tensors):
         are_indices = all(t.dtype in (torch.int64, torch.bool) for t in others)
         if name not in INDEXINGS or not are_indices:
-            raise RuntimeError(f"Expected tensors of one device, found {NAME}:0 and cpu: {func}")
-    generator = kwargs.get("generator")
+            raise RuntimeError(
+                f"Expected all tensors on one device, found {NAME}:0 and cpu: {func}"
+            )
     if generator is not None and generator._cdata not in OWN_GENERATORS:
         raise RuntimeError(f"Expected a generator of {NAME}, found one of {generator.device}")
 
 
 def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Let the CPU do what an operation asks of the device."""
-    name = func._schema.name.partition("::")[2]
-    given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, DeviceTensor)]
-    target = kwargs.get("device")
+    tensors = list(tensors_in((args, *kwargs.values())))
+    target, generator = kwargs.get("device"), kwargs.get("generator")
     stays = target is None or torch.device(target).type == NAME
-    if stays or func not in COPIES:
-        refuse_mixture(func, name, args, kwargs)
-    elif kwargs.get("dtype") is not None:
+    if func not in COPIES:
+        refuse_mixture(func, func._schema.name.partition("::")[2], tensors, generator)
+    elif not stays and kwargs.get("dtype") is not None:
         refuse_type(kwargs["dtype"])  # some versions of torch convert on the device, then copy
-    host_args, host_kwargs = pytree.tree_map_only(DeviceTensor, host_of, (args, kwargs))
+    host_kwargs = {key: changed(value, host_of) for key, value in kwargs.items()}
     if target is not None:
         host_kwargs["device"] = torch.device("cpu")
     if isinstance(kwargs.get("pin_memory"), bool):
         host_kwargs["pin_memory"] = False
-    draws = torch.Tag.nondeterministic_seeded in func.tags and kwargs.get("generator") is None
-    with drawing() if draws else nullcontext():
-        result = func(*host_args, **host_kwargs)
-    if not stays:
-        # A copy: on the CPU it would be the very tensor, where nothing else changes.
-        return pytree.tree_map_only(Tensor, torch.clone, result)
-    written = {id(t.host): t for t in given} if func._schema.is_mutable else {}
-    return pytree.tree_map_only(
-        Tensor, lambda t: written[id(t)] if id(t) in written else DeviceTensor(t), result
-    )
+    draws = torch.Tag.nondeterministic_seeded in func.tags and generator is None
+    with Drawing() if draws else nullcontext():
+        result = func(*changed(args, host_of), **host_kwargs)
+    if not stays:  # on the CPU a copy may be the very tensor, where nothing else changes
+        return changed(result, torch.clone)
+    written = {}
+    if func._schema.is_mutable:
+        written = {id(t.host): t for t in tensors if isinstance(t, DeviceTensor)}
+    return changed(result, lambda t: written[id(t)] if id(t) in written else DeviceTensor(t))
 
 
-def host_of(tensor: DeviceTensor) -> Tensor:
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Those in nested lists, as operations take them."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from tensors_in(each)
+
+
+def changed(value: Any, change: Callable[[Any], Any]) -> Any:
+    """The same with every tensor changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, list | tuple):
+        return type(value)(changed(each, change) for each in value)
+    return value
+
+
+def host_of(tensor: Tensor) -> Tensor:
     """The CPU's own."""
-    return tensor.host
+    return tensor.host if isinstance(tensor, DeviceTensor) else tensor
 
 
-class drawing:
+class Drawing:
     """Within, the CPU draws what the device would: the device has a state of its own."""
 
     def __enter__(self) -> None:
@@ -255,8 +269,7 @@ def register_kernels() -> None:
         return DeviceTensor(torch.empty_strided(size, stride, dtype=dtype, device="cpu"))
 
     def copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
-        there, here = (t.host if isinstance(t, DeviceTensor) else t for t in (target, source))
-        there.copy_(here)
+        host_of(target).copy_(host_of(source))
         return target
 
     library = torch.library.Library("aten", "IMPL")

@@ -126,6 +126,17 @@ def test_tables_grow_by_doubling_up_to_the_context(kind: str) -> None:
     assert sizes == [FIRST_PLACES, 2 * FIRST_PLACES, 10_000, 10_001]
 
 
+def test_a_table_grows_within_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llama_lab.model.places.FIRST_PLACES", 4)
+    settings = {"dim": 8, "n_layers": 1, "context_length": 16, "vocab_size": 5}
+    decoder = Decoder(DecoderConfig.from_dict(settings))
+    initialise(decoder, 0)
+    text = torch.arange(16)[None] % 5
+    score = torch.compile(decoder.score, backend="eager", fullgraph=True, dynamic=False)
+    found = score(text, text, reduction="mean")
+    torch.testing.assert_close(found, decoder.score(text, text, reduction="mean"))
+
+
 def test_a_table_moves_with_the_model_and_does_not_grow() -> None:
     position = RotaryPosition(1 << 24, 4, theta=10000.0, pairing="half").to("meta")
     assert (position.table.device.type, position.table.size(-2)) == ("meta", FIRST_PLACES)

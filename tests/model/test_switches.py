@@ -65,7 +65,7 @@ def greedy(decoder: Decoder, prompt: Tensor) -> tuple[Tensor, Tensor]:
 
 def cached_greedy(decoder: Decoder, prompt: Tensor) -> tuple[Tensor, Tensor]:
     """The same, through a cache that takes the prompt in two pieces."""
-    cache = DecoderCache(decoder.config, prompt.size(0))
+    cache = DecoderCache(decoder.config, prompt.size(0), device=prompt.device)
     decoder(prompt[:, :1], cache)
     text, new, scores = prompt, prompt[:, 1:], []
     while text.size(1) < CONTEXT:
