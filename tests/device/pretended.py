@@ -93,7 +93,7 @@ def refuse_mixture(func: Any, name: str, tensors: list[Tensor], generator: Any) 
         are_indices = all(t.dtype in (torch.int64, torch.bool) for t in others)
         if name not in INDEXINGS or not are_indices:
             raise RuntimeError(
-                f"Expected all tensors on one device, found {NAME}:0 and cpu: {func}"
+                f"Expected tensors of one device, found {NAME}:0 and cpu: {func}"
             )
     if generator is not None and generator._cdata not in OWN_GENERATORS:
         raise RuntimeError(f"Expected a generator of {NAME}, found one of {generator.device}")
