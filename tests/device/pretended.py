@@ -92,9 +92,7 @@ def refuse_mixture(func: Any, name: str, tensors: list[Tensor], generator: Any) 
     if others and len(others) < len(tensors):
         are_indices = all(t.dtype in (torch.int64, torch.bool) for t in others)
         if name not in INDEXINGS or not are_indices:
-            raise RuntimeError(
-                f"Expected tensors of one device, found {NAME}:0 and cpu: {func}"
-            )
+            raise RuntimeError(f"Expected tensors of one device, found {NAME}:0 and cpu: {func}")
     if generator is not None and generator._cdata not in OWN_GENERATORS:
         raise RuntimeError(f"Expected a generator of {NAME}, found one of {generator.device}")
 
