@@ -15,11 +15,16 @@ from llama_lab.data import preparation
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _one_thread() -> Iterator[None]:
-    """Models this small are slower on several threads, and far slower on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
+def _threads() -> Iterator[None]:
+    """One thread, here and in the processes that tests start, or LLAMA_LAB_TEST_THREADS of them.
+
+    Models this small are slower on several threads, and far slower on a busy machine.
+    """
+    threads, before = os.environ.get("LLAMA_LAB_TEST_THREADS", "1"), torch.get_num_threads()
+    torch.set_num_threads(int(threads))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", threads)
+        yield
     torch.set_num_threads(before)
 
 

@@ -20,7 +20,7 @@ from llama_lab.model.settings import SettingError
 
 PREFIX = "LLAMA_LAB_"
 # Read by the program and its tests themselves; no settings of a run.
-NOT_SETTINGS = frozenset({"DEBUG", "TEST_DATA"})
+NOT_SETTINGS = frozenset({"DEBUG", "TEST_DATA", "TEST_THREADS"})
 # Lightning reads settings from these.
 LIGHTNING_PREFIX, GLOBAL_SEED = "PL_TRAINER_", "PL_GLOBAL_SEED"
 # Settings of `fit` that the other verbs have no use for.
