@@ -98,16 +98,26 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """The settings in a YAML file.
 
     Raises:
-        UserError: It is not YAML in UTF-8, or holds no settings.
+        UserError: It is not YAML in UTF-8, holds no settings, or one of them twice.
     """
-    import yaml
-
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not a YAML file ({' '.join(str(error).split())})") from error
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not a YAML file ({error})") from error
+    return settings_in(text, str(path))
+
+
+def settings_in(text: str, source: str) -> dict[str, Any]:
+    """The settings in a YAML text.
+
+    Raises:
+        UserError: It is not YAML, holds no settings, or one of them twice.
+    """
+    from llama_lab.yaml_text import parse_yaml  # `--help` comes without it
+
+    content = parse_yaml(text, source)
     if not isinstance(content, dict):
-        raise UserError(f"{path}: no settings in it; it must hold `name: value` lines")
+        raise UserError(f"{source}: no settings in it; it must hold `name: value` lines")
     return content
 
 

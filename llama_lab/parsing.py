@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import NamedTuple, NoReturn
+from collections.abc import Iterable, Sequence
+from decimal import Decimal
+from typing import Any, NamedTuple, NoReturn, get_args
 
 from jsonargparse import ArgumentParser, set_parsing_settings
 
@@ -26,6 +27,9 @@ _TYPE_WORDS = {
 OF_FIT = ("--model.", "--data.", "--trainer.")
 """With what the flags of ``fit`` begin that say what is trained, and how."""
 
+# Lightning also takes a part of an epoch; here it counts steps.
+COUNTS = ("--trainer.val_check_interval",)
+
 
 class Flag(NamedTuple):
     """A setting on the command line."""
@@ -37,8 +41,42 @@ class Flag(NamedTuple):
 class Parser(ArgumentParser):
     """An ArgumentParser whose errors are :class:`UserError`, one line each."""
 
+    def parse_args(self, args: Sequence[str], **options: Any) -> Any:  # type: ignore[override]
+        """Parse; 1e4 is a whole number where one is due."""
+        return super().parse_args(whole_numbers(self, args), **options)
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         raise UserError(readable(message, self._option_string_actions)) from ex
+
+
+def kinds_of(parser: ArgumentParser, flag: str) -> set[Any]:
+    """The types that a flag's value may have; none for what is no flag."""
+    action = parser._option_string_actions.get(flag)
+    hint = getattr(action, "type", None) or getattr(action, "_typehint", None)
+    kinds = set(get_args(hint)) or ({hint} if hint else set())
+    return kinds - {float} if flag in COUNTS else kinds
+
+
+def whole_numbers(parser: ArgumentParser, words: Sequence[str]) -> list[str]:
+    """The words, with 1e4 as 10000 where a flag takes whole numbers: YAML takes it for a float."""
+    arranged: list[str] = []
+    for word in words:
+        flag, equals, value = word.partition("=")
+        if not equals:
+            flag, value = (arranged or [""])[-1], word
+        kinds = kinds_of(parser, flag)
+        is_whole = int in kinds and kinds <= {int, type(None)}
+        number = _whole(value) if is_whole else None
+        arranged.append(word if number is None else f"{flag}={number}" if equals else str(number))
+    return arranged
+
+
+def _whole(word: str) -> int | None:
+    """The whole number that a word such as 1e4, 2.5e3 or 10.0 writes as a float, if it does."""
+    if not re.fullmatch(r"[+-]?\d+(\.\d*)?([eE]\+?\d{1,2})?", word) or word.lstrip("+-").isdigit():
+        return None
+    number = Decimal(word)
+    return int(number) if number == number.to_integral_value() else None
 
 
 def split_flags(argv: list[str], prefixes: tuple[str, ...]) -> tuple[list[str], list[Flag]]:
@@ -88,6 +126,8 @@ def readable(message: str, flags: Iterable[str]) -> str:
         return f"{setting}{found[1]}: neither a file nor a mapping of settings"
     if found := re.match(r'(?s)Parser key "([\w.]+)":(.*?)(?:Got|Given) value: (.*)', message):
         flag_name, explanation, value = found.groups()
+        # A union's refusals nest; the last line of them has the value as it was written.
+        value = value.rpartition("Given value: ")[2]
         value = {"None": "null", "True": "true", "False": "false"}.get(value.strip(), value.strip())
         return f"--{flag_name} {_one_line(value)}: must be {_expected(explanation)}"
     return _one_line(message)

@@ -87,3 +87,12 @@ def test_help_holds_the_docstring_of_every_field():
     text = parser().format_help()
     for words in ("Documented kind.", "Documented bias.", "Documented width.", "Documented rate."):
         assert words in text
+
+
+@pytest.mark.parametrize(("word", "number"), [("1e4", 10_000), ("2.5e3", 2_500), ("12.0", 12)])
+def test_a_whole_number_is_one_however_it_is_written(word: str, number: int) -> None:
+    for arguments in (["--model.dim", word], [f"--model.dim={word}"]):
+        assert parser().parse_args(["a", *arguments]).model.dim == number
+    assert parser().parse_args(["1e4", "--model.rate=1e4"]).NAME == "1e4"
+    with pytest.raises(UserError, match=r"^--model.dim 0.1: must be a whole number$"):
+        parser().parse_args(["a", "--model.dim", "1e-1"])

@@ -114,10 +114,10 @@ def split_overrides(argv: list[str]) -> tuple[list[str], dict[str, Any]]:
     Raises:
         UserError: A setting has no value.
     """
-    import yaml
+    from llama_lab.yaml_text import parse_yaml  # `--help` comes without it
 
     own, flags = split_flags(argv, OF_FIT)
-    return own, {flag.removeprefix("--"): yaml.safe_load(value) for flag, value in flags}
+    return own, {f.name.removeprefix("--"): parse_yaml(f.value, f.name) for f in flags}
 
 
 def refuse_for_parts(options: Namespace, overrides: dict[str, Any]) -> None:

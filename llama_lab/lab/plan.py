@@ -13,8 +13,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from llama_lab.configs import find_config
 from llama_lab.data.preparation import prepare_store
 from llama_lab.data.store import TokenStore, open_store
@@ -25,6 +23,7 @@ from llama_lab.model.decoder import DecoderConfig
 from llama_lab.model.settings import SettingError
 from llama_lab.training.arguments import flatten
 from llama_lab.training.trainer_cli import LabCLI
+from llama_lab.yaml_text import dump_yaml
 
 # What the study decides for every run.
 OF_THE_STUDY = ("name", "seed_everything", "ckpt_path", "trainer.default_root_dir")
@@ -114,7 +113,7 @@ class Resolver:
                 f"study: arm {arm.name} sets {taken[0]}, which the study decides; leave it out"
             )
         root = {"trainer.default_root_dir": str(self.logs.parent)}
-        inline = yaml.safe_dump(nested({**changes, **root}), sort_keys=False, allow_unicode=True)
+        inline = dump_yaml(nested({**changes, **root}))
         return [f"--config={config}", f"--config={inline}", f"--name={arm.name}"]
 
     def plan(self, arm: Arm, extra: Changes, matched: str = "") -> PlannedArm:

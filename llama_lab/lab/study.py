@@ -283,10 +283,11 @@ def flat(values: Any, where: str) -> Changes:
     require(isinstance(values, Mapping), where, values, "give settings: `name: value`")
     leaves: Changes = {}
     for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            leaves |= {f"{key}.{name}": leaf for name, leaf in flat(value, where).items()}
-        else:
-            leaves[str(key)] = value
+        below = flat(value, where) if isinstance(value, Mapping) and value else None
+        found = {key: value} if below is None else {f"{key}.{n}": v for n, v in below.items()}
+        for name in leaves.keys() & found.keys():
+            raise UserError(f"study: {where}: {name} stands twice, once with its group; keep one")
+        leaves |= found
     return leaves
 
 
@@ -334,6 +335,8 @@ def whole_numbers(value: Any, key: str) -> tuple[int, ...]:
     """Distinct whole numbers from 0; a single number n stands for 0 … n - 1."""
     if is_whole(value):
         value = list(range(value))
+    if isinstance(value, list):
+        value = [int(n) if isinstance(n, float) and n.is_integer() else n for n in value]
     fits = isinstance(value, list) and all(is_whole(n) and 0 <= n < 2**32 for n in value)
     require(fits, key, value, "give a list of whole numbers, or how many")
     require(len(set(value)) == len(value), key, value, "a number is there twice")

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from llama_lab.checkpoints import read_record
@@ -32,6 +31,7 @@ from llama_lab.model.decoder import Decoder
 from llama_lab.model.settings import SettingError
 from llama_lab.training.callbacks import SAMPLE_TOKENS
 from llama_lab.training.trainer_cli import LabCLI, quiet
+from llama_lab.yaml_text import dump_yaml
 
 OUTCOME = "outcome.json"
 # Of a longer training text the samples are compared with this much, from its beginning.
@@ -92,7 +92,7 @@ def machine_of(cli: LabCLI) -> dict[str, str]:
 
 def score(checkpoint: Path, name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
     """What ``validate`` says of the weights under other settings, or why it refuses."""
-    inline = yaml.safe_dump(nested(changes), allow_unicode=True)
+    inline = dump_yaml(nested(changes))
     found: dict[str, Any] = {"name": name, "val_loss": None, "val_bits_per_byte": None}
     try:
         cli = LabCLI("validate", [f"--ckpt_path={checkpoint}", f"--config={inline}"])

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import asdict
-from decimal import Decimal
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
-import yaml
-
-from llama_lab.configs import find_config, find_decoder, nearest, read_yaml
+from llama_lab.configs import find_config, find_decoder, nearest, read_yaml, settings_in
 from llama_lab.errors import UserError
 from llama_lab.model.decoder import DecoderConfig
 from llama_lab.model.settings import SettingError
+from llama_lab.parsing import kinds_of, whole_numbers
+from llama_lab.yaml_text import as_text, dump_yaml, parse_yaml
 
 PREFIX = "LLAMA_LAB_"
 # Read by the program and its tests themselves; no settings of a run.
@@ -26,6 +24,8 @@ LIGHTNING_PREFIX, GLOBAL_SEED = "PL_TRAINER_", "PL_GLOBAL_SEED"
 # Settings of `fit` that the other verbs have no use for.
 FIT_ALONE = ("--checkpoint_every", "--keep_every", "--diagnostics_every")
 DECODER_FLAG = "--model.decoder"
+# YAML 1.1 reads these so, and configs for it are about.
+TRUTH_WORDS = {"yes": True, "on": True, "no": False, "off": False}
 
 
 class Arranged(NamedTuple):
@@ -53,32 +53,9 @@ def arrange(parser: Any, args: list[str] | None) -> Arranged:
     presets, words = presets_first([*from_environment(parser), *(args or [])])
     given, rest = _take(words, "--config", "-c")
     paths = [config if is_inline(config) else find_config(config) for config in given]
-    configs = [f"--config={yaml.safe_dump(_content(parser, path))}" for path in paths]
+    configs = [f"--config={dump_yaml(_content(parser, path))}" for path in paths]
     names = [path.stem for path in paths if isinstance(path, Path)]
     return Arranged([*configs, *presets, *whole_numbers(parser, rest)], names[0] if names else None)
-
-
-def whole_numbers(parser: Any, words: list[str]) -> list[str]:
-    """The words, with 1e4 as 10000 where a flag takes whole numbers: YAML takes it for a float."""
-    arranged: list[str] = []
-    for word in words:
-        flag, equals, value = word.partition("=")
-        if not equals:
-            flag, value = (arranged or [""])[-1], word
-        action = parser._option_string_actions.get(flag)
-        hint = getattr(action, "type", None) or getattr(action, "_typehint", None)
-        is_whole = int in (kinds := get_args(hint) or (hint,)) and {*kinds} <= {int, type(None)}
-        number = _whole(value) if is_whole else None
-        arranged.append(word if number is None else f"{flag}={number}" if equals else str(number))
-    return arranged
-
-
-def _whole(word: str) -> int | None:
-    """The whole number that a word such as 1e4, 2.5e3 or 10.0 writes as a float, if it does."""
-    if not re.fullmatch(r"[+-]?\d+(\.\d*)?([eE]\+?\d{1,2})?", word) or word.lstrip("+-").isdigit():
-        return None
-    number = Decimal(word)
-    return int(number) if number == number.to_integral_value() else None
 
 
 def presets_first(args: list[str]) -> tuple[list[str], list[str]]:
@@ -111,7 +88,9 @@ def _take(args: list[str], *flags: str) -> tuple[list[str], list[str]]:
 
 def _content(parser: Any, config: str | Path) -> dict[str, Any]:
     """The settings of a config, with the preset that it names in the place of the name."""
-    content = read_yaml(config) if isinstance(config, Path) else yaml.safe_load(config)
+    source = str(config) if isinstance(config, Path) else "--config"
+    read = read_yaml(config) if isinstance(config, Path) else settings_in(config, source)
+    content = _as_typed(parser, read, source)
     flags = [flag for flag in parser._option_string_actions if not flag.endswith(".help")]
     for name, value in flatten(content).items():
         # Null in the place of a group would take away the defaults of all that is in it.
@@ -125,6 +104,31 @@ def _content(parser: Any, config: str | Path) -> dict[str, Any]:
     return content
 
 
+def _as_typed(parser: Any, content: dict[str, Any], source: str) -> dict[str, Any]:
+    """Settings with a name such as 1e3 as text, and 1e4 as 10000 where a whole number is due."""
+    names: set[str] = set()
+
+    def typed(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+        return {key: one(value, f"{prefix}{key}") for key, value in values.items()}
+
+    def one(value: Any, name: str) -> Any:
+        if isinstance(value, Mapping) and value:
+            return typed(value, f"{name}.")
+        if name in names:
+            raise UserError(f"{source}: {name} stands twice, once with its group; keep one")
+        names.add(name)
+        kinds = kinds_of(parser, f"--{name}")
+        if str in kinds and not {int, float, bool} & kinds:
+            return as_text(value)
+        if int in kinds and float not in kinds and isinstance(value, float):
+            return int(value) if value.is_integer() else value
+        if bool in kinds and isinstance(value, str):
+            return TRUTH_WORDS.get(value.lower(), value)
+        return value
+
+    return typed(content, "")
+
+
 def whole_decoder(name: str, beside: Path | None = None) -> str:
     """Every setting of the decoder that a preset, a file or inline text describes, as JSON.
 
@@ -136,7 +140,7 @@ def whole_decoder(name: str, beside: Path | None = None) -> str:
         UserError: The preset is not found, or its settings are refused.
     """
     if is_inline(name):  # it changes single settings, as flags do; a file is a whole decoder
-        return json.dumps(yaml.safe_load(name))
+        return json.dumps(parse_yaml(name, DECODER_FLAG))
     path = find_decoder(name, beside)
     try:
         return json.dumps(asdict(DecoderConfig.from_dict(read_yaml(path))))

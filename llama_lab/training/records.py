@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.loggers.logger import Logger
@@ -24,6 +23,7 @@ from llama_lab.training.continuing import Place
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.state import RunState
 from llama_lab.training.user_callbacks import InRunFolder
+from llama_lab.yaml_text import dump_yaml
 
 COLUMNS = (
     "step",
@@ -222,7 +222,7 @@ class RunFolder(Callback):
         if trainer.is_global_zero:
             try:
                 (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-                text = yaml.safe_dump(self.config, sort_keys=False, allow_unicode=True)
+                text = dump_yaml(self.config)
                 write_atomically(folder / "config.yaml", text.encode())
             except OSError as error:
                 raise unwritable(folder, error) from error

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -55,6 +54,7 @@ from llama_lab.training.user_callbacks import (
     InRunFolder,
     check_callbacks,
 )
+from llama_lab.yaml_text import dump_yaml
 
 DESCRIPTIONS = {
     "fit": "Train a decoder on a text, or go on with a run from its checkpoint.",
@@ -189,15 +189,12 @@ class LabCLI(LightningCLI):
             base |= rules.settings_of_weights(self.record)
         self.resumes = path is not None
         self.ckpt_path = path
-        # The name in quotes: YAML takes 1e3 for a number.
-        kept = base.pop("name")
-        text = f"name: {json.dumps(kept)}\n{yaml.safe_dump(base) if base else ''}"
-        self.config = parser.parse_args([f"--config={text}", *ordered])
+        self.config = parser.parse_args([f"--config={dump_yaml(base)}", *ordered])
         if self.config["name"] is None:
-            self.config["name"] = kept
+            self.config["name"] = base["name"]
         rules.refuse_null(self.config.as_dict(), flatten(parser.get_defaults().as_dict()))
-        dumped = parser.dump(self.config, skip_none=False, format="yaml")
-        self.settings = rules.saved_settings(yaml.safe_load(dumped))
+        dumped = parser.dump(self.config, skip_none=False, format="json")
+        self.settings = rules.saved_settings(json.loads(dumped))
         rules.check_run(self.verb, self.config, self.record if self.resumes else None)
 
     def _checkpoint(self, explicit: dict[str, Any], name: str | None) -> Path | None:

@@ -146,3 +146,35 @@ def test_every_shipped_study_is_one_and_says_what_to_expect(path: Path) -> None:
     assert found.description
     assert found.expectation
     assert len(found.seeds) >= 5 or path.stem == "own-text"
+
+
+def read(tmp_path: Path, text: str) -> Study:
+    (tmp_path / "trial.yaml").write_text(text)
+    return read_study(str(tmp_path / "trial.yaml"))[0]
+
+
+def test_arms_are_called_what_is_written(tmp_path: Path) -> None:
+    found = read(
+        tmp_path,
+        "base: llama.yaml\nseeds: [1.0e+1, 3]\n"
+        "arms: {on: {data.corpus: no}, yes: {}, 010: {}, 1e3: {}}",
+    )
+    assert [arm.name for arm in found.arms] == ["base", "on", "yes", "010", "1e3"]
+    assert found.arms[1].changes == {"data.corpus": "no"}
+    assert found.seeds == (10, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("arms: {a: {}, b: {}, a: {}}", "a stands twice, in lines 3 and 3"),
+        ("arms: {a: {}}\nseeds: 2", "seeds stands twice, in lines 2 and 4"),
+        (
+            "arms: {a: {model: {fault: x}, model.fault: y}}",
+            "arms.a: model.fault stands twice, once with its group",
+        ),
+    ],
+)
+def test_what_stands_twice_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        read(tmp_path, f"base: llama.yaml\nseeds: 3\n{text}")

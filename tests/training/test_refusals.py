@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from llama_lab.cli import main
+from llama_lab.yaml_text import parse_yaml
 from tests.training.conftest import TEXT, Lab, flags, start
 
 
@@ -314,3 +315,52 @@ def test_a_whole_number_is_one_however_it_is_written_and_a_name_is_text(lab: Lab
     assert resumed.code == 0, resumed.err
     assert lab.metrics(name="1e3")[-1]["step"] == "12"
     assert "12.5" in lab.refused("fit", *flags(trainer__max_steps="12.5"))
+
+
+def test_configs_take_whole_numbers_and_names_as_they_are_written(lab: Lab) -> None:
+    (lab.folder / "1e1").write_text(TEXT)
+    config = """
+name: 010
+data: {corpus: 1e1}
+model: {compile: off, optimizer: {lr: 1e-3}}
+trainer: {max_steps: 1e1, val_check_interval: 1.0e+1, log_every_n_steps: 5.0}
+"""
+    (lab.folder / "odd.yaml").write_text(config)
+    kept = [flag for flag in flags() if not flag.startswith(("--name", "--data.c", "--trainer."))]
+    assert lab("fit", "--config=odd.yaml", *kept).code == 0
+    assert [row["step"] for row in lab.metrics(name="010")] == ["5", "10"]
+    saved = parse_yaml((lab.run(name="010") / "config.yaml").read_text(), "saved")
+    assert (saved["name"], saved["data"]["corpus"], saved["model"]["compile"]) == (
+        "010",
+        "1e1",
+        False,
+    )
+    # The run's own config makes the same run again, and its checkpoint goes on.
+    again = str(lab.run(name="010") / "config.yaml")
+    assert lab("fit", f"--config={again}", "--name=010").code == 0
+    assert lab.metrics(1, name="010")[-1]["train_loss"] == lab.metrics(name="010")[-1]["train_loss"]
+    assert lab("fit", "--ckpt_path=last", "--name=010", "--trainer.max_steps=1.1e1").code == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "line"),
+    [
+        ("name: a\nname: b", "twice.yaml: name stands twice, in lines 1 and 2; keep one"),
+        (
+            "trainer: {max_steps: 3}\ntrainer.max_steps: 4",
+            "twice.yaml: trainer.max_steps stands twice, once with its group; keep one",
+        ),
+        (
+            "model: {decoder: {dim: 8, n_layers: 1, dim: 16}}",
+            "twice.yaml: dim stands twice, in lines 1 and 1; keep one",
+        ),
+    ],
+)
+def test_a_setting_that_stands_twice_is_refused(lab: Lab, config: str, line: str) -> None:
+    (lab.folder / "twice.yaml").write_text(config)
+    assert lab.refused("fit", "--config", "twice.yaml") == line
+    assert lab.refused("fit", "--config", f"{config}\n").startswith("--config: ")
+    (lab.folder / "preset.yaml").write_text("dim: 8\ndim: 16")
+    for command in ("fit", "--model.decoder=preset.yaml"), ("describe", "preset.yaml"):
+        words = "preset.yaml: dim stands twice, in lines 1 and 2; keep one"
+        assert lab.refused(*command) == words
