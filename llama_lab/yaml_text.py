@@ -65,7 +65,7 @@ def parse_yaml(text: str, source: str) -> Any:
         _refuse_doubled(root, source)
         return loader.construct_document(root)
     except (yaml.YAMLError, RecursionError) as error:
-        raise UserError(f"{source}: not YAML ({' '.join(str(error).split())})") from error
+        raise UserError(f"{source}: not a YAML file ({' '.join(str(error).split())})") from error
     finally:
         loader.dispose()
 

@@ -23,6 +23,7 @@ ORDER = [
     {"data"},
     {"parsing"},
     {"checkpoints", "configs", "files"},
+    {"yaml_text"},
     {"errors"},
     {"model"},
 ]

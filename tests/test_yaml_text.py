@@ -52,10 +52,10 @@ def test_a_number_that_is_meant_as_text_is_the_text_that_was_written(word: str) 
         ("a: {b: 1, b: 1}", "file.yaml: b stands twice, in lines 1 and 1; keep one"),
         ("a:\n- b: 1\n  c: 2\n  b: 3", "file.yaml: b stands twice, in lines 2 and 4; keep one"),
         ('{"a": 1, a: 2}', "file.yaml: a stands twice, in lines 1 and 1; keep one"),
-        ("a: [", "file.yaml: not YAML (while parsing a flow node"),
-        ("? [1]\n: 2", "file.yaml: not YAML (while constructing a mapping"),
-        ("a: &a {b: *a}", "file.yaml: not YAML (an alias stands within what it names"),
-        ("a: " + "[" * 5000, "file.yaml: not YAML ("),
+        ("a: [", "file.yaml: not a YAML file (while parsing a flow node"),
+        ("? [1]\n: 2", "file.yaml: not a YAML file (while constructing a mapping"),
+        ("a: &a {b: *a}", "file.yaml: not a YAML file (an alias stands within what it names"),
+        ("a: " + "[" * 5000, "file.yaml: not a YAML file ("),
     ],
 )
 def test_what_cannot_be_read_is_refused_in_one_line(text: str, words: str) -> None:

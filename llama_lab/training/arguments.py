@@ -14,6 +14,7 @@ from llama_lab.errors import UserError
 from llama_lab.model.decoder import DecoderConfig
 from llama_lab.model.settings import SettingError
 from llama_lab.parsing import kinds_of, whole_numbers
+from llama_lab.training.lists import Listed, lists_among, lists_in
 from llama_lab.yaml_text import as_text, dump_yaml, parse_yaml
 
 PREFIX = "LLAMA_LAB_"
@@ -34,10 +35,12 @@ class Arranged(NamedTuple):
     Attributes:
         args: Configs, then presets of the command line, then the environment, then the rest.
         name: Name of the first config file, without folder and ending.
+        lists: Every list that was given on the way.
     """
 
     args: list[str]
     name: str | None
+    lists: list[Listed]
 
 
 def arrange(parser: Any, args: list[str] | None) -> Arranged:
@@ -53,9 +56,19 @@ def arrange(parser: Any, args: list[str] | None) -> Arranged:
     presets, words = presets_first([*from_environment(parser), *(args or [])])
     given, rest = _take(words, "--config", "-c")
     paths = [config if is_inline(config) else find_config(config) for config in given]
-    configs = [f"--config={dump_yaml(_content(parser, path))}" for path in paths]
+    contents = [_content(parser, path) for path in paths]
     names = [path.stem for path in paths if isinstance(path, Path)]
-    return Arranged([*configs, *presets, *whole_numbers(parser, rest)], names[0] if names else None)
+    sources = [str(path) if isinstance(path, Path) else "--config" for path in paths]
+    lists = [each for pair in zip(contents, sources, strict=True) for each in lists_in(*pair)]
+    return Arranged(
+        [
+            *(f"--config={dump_yaml(content)}" for content in contents),
+            *presets,
+            *whole_numbers(parser, rest),
+        ],
+        names[0] if names else None,
+        [*lists, *lists_among(rest)],
+    )
 
 
 def presets_first(args: list[str]) -> tuple[list[str], list[str]]:

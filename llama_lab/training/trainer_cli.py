@@ -43,6 +43,7 @@ from llama_lab.training.callbacks import BlockCompiler, StepMetrics, StepSeeds, 
 from llama_lab.training.checkpointing import AtomicCheckpointIO, RunCheckpoints
 from llama_lab.training.continuing import ended_early, place_of
 from llama_lab.training.diagnostics import Diagnostics
+from llama_lab.training.lists import left_out, lists_in
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.precision import settle_precision
 from llama_lab.training.progress import RunProgress, closing
@@ -168,7 +169,7 @@ class LabCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse twice: what was said explicitly, then that on top of what the checkpoint says."""
-        ordered, config_name = arrange(parser, args)
+        ordered, config_name, lists = arrange(parser, args)
         said = parser.parse_args(without_print_config(ordered), defaults=False)
         explicit = flatten(said.as_dict())
         name = explicit.get("name") or config_name
@@ -195,6 +196,7 @@ class LabCLI(LightningCLI):
         rules.refuse_null(self.config.as_dict(), flatten(parser.get_defaults().as_dict()))
         dumped = parser.dump(self.config, skip_none=False, format="json")
         self.settings = rules.saved_settings(json.loads(dumped))
+        self.left_out = left_out([*lists_in(base, str(path)), *lists], self.settings)
         rules.check_run(self.verb, self.config, self.record if self.resumes else None)
 
     def _checkpoint(self, explicit: dict[str, Any], name: str | None) -> Path | None:
@@ -291,8 +293,9 @@ class LabCLI(LightningCLI):
             print(ended)
             return
         self._check_logs_writable()
-        if self.trainer.is_global_zero and self.place.words:
-            print(self.place.words)
+        if self.trainer.is_global_zero:
+            for line in filter(None, (*self.left_out, self.place.words)):
+                print(line)
         self._run(self.trainer.fit)
         if self.trainer.is_global_zero:
             print("\n".join(closing(self.trainer, self.model, self.samples)), flush=True)
@@ -303,7 +306,7 @@ class LabCLI(LightningCLI):
         self._run(run, verbose=False)
         if self.trainer.is_global_zero:
             tried = f", with {', '.join(self.tried)}" if self.tried else ""
-            print(f"checkpoint {self.ckpt_path}{tried}", file=sys.stderr)
+            print(*self.left_out, f"checkpoint {self.ckpt_path}{tried}", sep="\n", file=sys.stderr)
             for name, value in self.model.validation.items():
                 print(f"{name} {value!r}", flush=True)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
@@ -128,10 +127,3 @@ class EarlyEnds(Callback):
 def ended_early_line(ended: dict[str, str], step: int, max_steps: int) -> str:
     """Who ended a run before its budget, and why."""
     return f"{ended['by']} ended the run at step {step:,} of {max_steps:,}: {ended['why']}"
-
-
-def class_names(callbacks: Any) -> list[str]:
-    """The short class names in a setting that lists objects by ``class_path``."""
-    items = callbacks if isinstance(callbacks, list) else [callbacks] if callbacks else []
-    paths = [i.get("class_path", "") if hasattr(i, "get") else i for i in items]
-    return [str(path).rsplit(".", 1)[-1] for path in paths]
