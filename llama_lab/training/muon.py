@@ -104,7 +104,9 @@ def _shape(matrix: Tensor) -> tuple[int, ...]:
 
 
 def _stacks(alike: list[Tensor]) -> Iterator[list[Tensor]]:
-    # By name, as `ALONE` was measured on the CPU.
+    # By name, as `ALONE` was measured on the CPU. Elsewhere everything is stacked, from peers'
+    # published figures and not measured yet: batching 126 matrices took a step of this kind from
+    # 62.2 to 7.7 ms on a GPU (https://github.com/ultralytics/ultralytics/pull/25288).
     entries, is_on_cpu = alike[0].numel(), alike[0].device.type == "cpu"
     size = 1 if is_on_cpu and entries >= ALONE else max(1, STACK // entries)
     for first in range(0, len(alike), size):
