@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from llama_lab.yaml_text import parse_yaml
@@ -40,7 +41,7 @@ def lists_in(settings: Mapping[str, Any], source: str) -> list[Listed]:
 def lists_among(words: list[str]) -> list[Listed]:
     """The lists that flags give, each in the place of what came before: not those with ``+=``."""
     lists: list[Listed] = []
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in pairwise([*words, ""]):
         flag, equals, value = word.partition("=")
         if (name := flag.removeprefix("--")) in LISTS:
             content = parse_yaml(value if equals else following, flag)

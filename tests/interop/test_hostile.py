@@ -10,7 +10,6 @@ import shutil
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,9 +37,7 @@ def refusal(folder: Path, tmp_path: Path, refused: Any) -> Callable[[], str]:
 
     def refusal() -> str:
         before = sorted(tmp_path.rglob("*"))
-        started = time.perf_counter()
         line = refused("import", folder, "--output", tmp_path / "a.ckpt")
-        assert time.perf_counter() - started < 5
         assert sorted(tmp_path.rglob("*")) == before
         return line
 
@@ -345,9 +342,7 @@ def test_a_small_llama2c_file_is_read(tmp_path) -> None:
 )
 def test_a_llama2c_header_that_lies_is_refused(tmp_path, refused, changes, words) -> None:
     command = write_bin(tmp_path, **changes)
-    started = time.perf_counter()
     assert words in refused(*command, "--output", tmp_path / "a.ckpt")
-    assert time.perf_counter() - started < 2
 
 
 @pytest.mark.parametrize("keep", [0, 3, 27, 28, 500, -4])

@@ -39,3 +39,14 @@ def renamed(state: Mapping[str, Tensor], words: Mapping[str, str]) -> dict[str, 
             key = key.replace(word, ours)
         result[key] = value
     return result
+
+
+def assert_rounded(actual: Tensor, expected: Tensor) -> None:
+    """Equal up to float32's rounding, whatever the size of the numbers.
+
+    A sum of n products is off by about √n roundings of its largest entry: 11 for the 128 that are
+    summed at most here. Attention multiplies that by its scores, of up to 8 or so: 84 roundings are
+    1e-5 of the largest entry.
+    """
+    largest = float(expected.abs().max())
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5 * largest)

@@ -12,6 +12,7 @@ from llama_lab.model.causality import probe_causality
 from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.model.faults import FAULTS, FaultKind, check_fault, plant_fault
 from llama_lab.model.settings import SettingError
+from tests.model.conftest import assert_rounded
 from tests.model.test_switches import (
     check_that_a_cache_changes_nothing,
     check_that_no_token_sees_its_future,
@@ -127,10 +128,10 @@ def test_a_fault_computes_the_mistake_and_nothing_else(
     # A sound decoder of the same weights gives what it must, which the mistake does not.
     sound, faulty = random_decoder(settings), random_decoder(settings)
     expected = by_hand(sound, text, None)
-    torch.testing.assert_close(sound.logits(sound(text[None]))[0], expected, rtol=1e-4, atol=1e-4)
+    assert_rounded(sound.logits(sound(text[None]))[0], expected)
     mistaken = by_hand(sound, text, fault)
     plant_fault(faulty, fault)
-    torch.testing.assert_close(faulty.logits(faulty(text[None]))[0], mistaken, rtol=1e-4, atol=1e-4)
+    assert_rounded(faulty.logits(faulty(text[None]))[0], mistaken)
     assert (mistaken - expected).abs().max() > 1e-2
     assert faulty.state_dict().keys() == sound.state_dict().keys()
 

@@ -20,6 +20,7 @@ from llama_lab.model.initialise import initialise
 from llama_lab.model.norms import NormConfig
 from llama_lab.model.places import BandedSight, Position, TiledSight
 from llama_lab.model.positions import AlibiPosition
+from tests.model.conftest import assert_rounded
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 LENGTH, WINDOW = 384, 150
@@ -53,7 +54,7 @@ def layer(settings: dict[str, Any], n_kv_heads: int) -> Any:
     config = AttentionConfig(n_kv_heads=n_kv_heads, head_dim=16, **settings)
     attention = build_attention(config, 16, norm=NormConfig(), dropout=0.0)
     for parameter in attention.parameters():
-        torch.nn.init.normal_(parameter, std=0.5)
+        torch.nn.init.normal_(parameter, std=16**-0.5)
     return attention
 
 
@@ -70,7 +71,7 @@ def test_tiles_give_what_blocks_give(
     assert isinstance(tiled.sight, TiledSight)
     assert isinstance(banded.sight, BandedSight)
     assert isinstance(attention, ScoredAttention) is bool(settings)
-    torch.testing.assert_close(attention(x, tiled), attention(x, banded), rtol=1e-4, atol=1e-5)
+    assert_rounded(attention(x, tiled), attention(x, banded))
 
 
 def windowed(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Decoder:

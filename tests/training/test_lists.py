@@ -36,6 +36,7 @@ def test_a_list_is_found_however_it_is_written(spelling: Any) -> None:
 def test_flags_replace_what_flags_before_them_list_and_add_with_a_plus() -> None:
     words = ["--trainer.callbacks", "A", "--trainer.callbacks=[B, C]", "--trainer.callbacks+=D"]
     assert [listed.items for listed in lists_among(words)] == [["A"], ["B", "C"]]
+    assert lists_among([]) == []
 
 
 def test_texts_are_a_list_where_there_are_several() -> None:
