@@ -21,8 +21,8 @@ from llama_lab.model.activity import observe
 from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.model.feed_forward import FeedForwardConfig
 from llama_lab.training.diagnostics import Diagnostics
+from llama_lab.training.events import RunEvents
 from llama_lab.training.module import LanguageModel
-from llama_lab.training.records import RunEvents
 from tests.training.conftest import Lab, diagnostics_of, equal_weights, flags
 from tests.training.test_resume import logged_steps
 
