@@ -33,7 +33,7 @@ BEST_LOSS, BEST_STEP = "loss/best_val", "loss/best_val_step"
 """The lowest validation loss so far and its step: curves, whose last points the table of runs shows
 (and the last of ``loss/train`` and ``loss/val`` beside them)."""
 
-INITIAL_GRADIENT_NORM = "diagnostics/initial_gradient_norm"
+INITIAL_GRADIENT_NORM = "per_layer/initial_gradient_norm"
 """The tag whose horizontal axis is the layer, counted from 1, where the others' is the step."""
 
 Charts = Mapping[str, tuple[str, list[str]]]
