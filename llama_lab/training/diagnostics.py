@@ -153,8 +153,10 @@ def numbers(readings: Sequence[Reading]) -> list[dict[str, float]]:
 
 
 def tag(quantity: str, layer: int | str) -> str:
-    """The name of a layer's quantity in TensorBoard, whose groups stand in the order of the alphabet:
-    those of the losses come first. Layers count from 1."""
+    """The name of a layer's quantity in TensorBoard; layers count from 1.
+
+    TensorBoard sorts groups by the alphabet: the losses come before the layers.
+    """
     number = layer if isinstance(layer, str) else f"{layer:02d}"
     return f"per_layer/{quantity}/layer_{number}"
 

@@ -29,7 +29,7 @@ TAGS = {
 }
 """From a metric's name in metrics.csv to its tag; what stands before the slash is its group."""
 
-BEST_LOSS, BEST_STEP = "loss/best_val", "loss/best_val_step"
+BEST_LOSS, BEST_STEP = "loss/val_best", "loss/val_best_step"
 """The lowest validation loss so far and its step: curves, whose last points the table of runs shows
 (and the last of ``loss/train`` and ``loss/val`` beside them)."""
 
@@ -101,8 +101,10 @@ class RunEvents(TensorBoardLogger):
 
     @rank_zero_only
     def end(self, state: str) -> None:
-        """Write how the run ended, by the receipt's word for it; whether well is not known of one
-        that was stopped, as of one that goes on."""
+        """Write how the run ended, by the receipt's word for it.
+
+        A run that was stopped can go on, so its end is as unknown as that of one that goes on.
+        """
         from tensorboard.plugins.hparams import api_pb2
         from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo
 
