@@ -116,7 +116,6 @@ def test_tensorboard_sorts_the_runs_of_a_study_by_what_its_arms_change(
     assert table.rows.keys() == runs
     changed = {"model.decoder.norm.kind", "model.fault", "model.optimizer.lr"}
     clip = "trainer.gradient_clip_val"
-    # Neither biases nor the norm's eps: layernorm alone has the former, and no arm sets the latter.
     assert table.differing() == {*changed, clip, "name", "seed_everything", "parameters"}
     for run in runs:
         arm, _, seed = run.partition("/seed_")
