@@ -130,7 +130,9 @@ def test_the_first_step_and_every_so_many_are_measured_in_csv_and_tensorboard(la
         assert [s.step for s in events.Scalars(tag)] == steps
     assert not [name for name in lab.metrics()[0] if "per_layer" in name]
     (layout,) = events.Tensors("custom_scalars__config__")
-    charts = Layout.FromString(layout.tensor_proto.string_val[0]).category[0].chart
+    losses, layers = Layout.FromString(layout.tensor_proto.string_val[0]).category
+    assert (losses.title, layers.title) == ("loss", "diagnostics")
+    charts = layers.chart
     drawn = [[tag for tag in tags if re.match(c.multiline.tag[0], tag)] for c in charts]
     assert sorted(itertools.chain(*drawn)) == sorted(names)
     assert {len(lines) for lines in drawn} == {2}
