@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask
 
-from llama_lab.model.decoder import Decoder
+from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.model.feed_forward import FEED_FORWARDS, relu_squared
 from llama_lab.model.places import Mixer, Places
 
@@ -58,10 +58,15 @@ def observe(
             watch(block, values.__setitem__, stack)
         stack.callback(decoder.train, was_training)
         decoder.eval()(tokens, documents=documents)
-    has_relu = FEED_FORWARDS[decoder.config.feed_forward.kind].activation in (F.relu, relu_squared)
+    dies = has_relu(decoder.config)
     return [
-        LayerActivity(v["stream"], v["attention"], v["hidden"] if has_relu else None) for v in found
+        LayerActivity(v["stream"], v["attention"], v["hidden"] if dies else None) for v in found
     ]
+
+
+def has_relu(config: DecoderConfig) -> bool:
+    """Whether the feed-forward's activation rests on a relu."""
+    return FEED_FORWARDS[config.feed_forward.kind].activation in (F.relu, relu_squared)
 
 
 def watch(block: Any, record: Record, stack: ExitStack) -> None:

@@ -18,8 +18,8 @@ from llama_lab.model.accounting import flops_per_token
 from llama_lab.model.devices import answers_at_once
 from llama_lab.training.ceilings import product_dtype, run_ceiling
 from llama_lab.training.compiling import Work, settle
+from llama_lab.training.events import RunEvents
 from llama_lab.training.module import LanguageModel
-from llama_lab.training.records import RunEvents
 from llama_lab.training.steps import finished_step, logged_step
 
 SAMPLE_TOKENS = 200

@@ -10,17 +10,13 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
 from llama_lab.data.loading import Batch
-from llama_lab.model.activity import LayerActivity, observe
+from llama_lab.model.activity import LayerActivity, has_relu, observe
 from llama_lab.model.block import Block
+from llama_lab.model.decoder import DecoderConfig
+from llama_lab.training.events import INITIAL_GRADIENT_NORM, Charts, RunEvents
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.processes import require_whole_weights
-from llama_lab.training.records import (
-    INITIAL_GRADIENT_NORM,
-    MetricsCsv,
-    RunEvents,
-    append_rows,
-    diagnostics_csv,
-)
+from llama_lab.training.records import MetricsCsv, append_rows, diagnostics_csv
 from llama_lab.training.steps import finished_step
 
 QUANTITIES = (
@@ -157,9 +153,12 @@ def numbers(readings: Sequence[Reading]) -> list[dict[str, float]]:
 
 
 def tag(quantity: str, layer: int | str) -> str:
-    """The name of a layer's quantity in TensorBoard; layers count from 1."""
+    """The name of a layer's quantity in TensorBoard; layers count from 1.
+
+    TensorBoard sorts groups by the alphabet: the losses come before the layers.
+    """
     number = layer if isinstance(layer, str) else f"{layer:02d}"
-    return f"diagnostics/{quantity}/layer_{number}"
+    return f"per_layer/{quantity}/layer_{number}"
 
 
 def log(trainer: Trainer, module: LanguageModel, step: int, layers: list[dict[str, float]]) -> None:
@@ -174,7 +173,6 @@ def log(trainer: Trainer, module: LanguageModel, step: int, layers: list[dict[st
             logger.log_metrics(scalars, step=step)
         if isinstance(logger, RunEvents) and step == 1:
             draw_by_depth(logger, [values["gradient_norm"] for values in layers])
-            logger.experiment.add_custom_scalars(one_chart_a_quantity(layers[0]))
 
 
 def draw_by_depth(events: RunEvents, norms: list[float]) -> None:
@@ -187,10 +185,7 @@ def draw_by_depth(events: RunEvents, norms: list[float]) -> None:
         events.experiment.add_scalar(INITIAL_GRADIENT_NORM, norm, global_step=layer)
 
 
-def one_chart_a_quantity(names: Iterable[str]) -> dict[str, dict[str, list[Any]]]:
-    """TensorBoard's layout of custom scalars: all layers of a quantity in one chart."""
-    return {
-        "diagnostics": {
-            name.replace("_", " "): ["Multiline", [f"^{tag(name, '[0-9]+')}$"]] for name in names
-        }
-    }
+def charts(config: DecoderConfig) -> Charts:
+    """All layers of a quantity in one chart, for each that a decoder's layers have."""
+    names = [name for name in QUANTITIES if name != "dead_units" or has_relu(config)]
+    return {name.replace("_", " "): ("Multiline", [f"^{tag(name, '[0-9]+')}$"]) for name in names}

@@ -19,6 +19,7 @@ from llama_lab.files import write_atomically
 from llama_lab.model.accounting import count_parameters
 from llama_lab.model.devices import device_function
 from llama_lab.training.callbacks import data_of
+from llama_lab.training.events import RunEvents
 from llama_lab.training.module import LanguageModel
 
 PACKAGES = ("llama-lab", "torch", "lightning", "tokenizers", "numpy")
@@ -105,6 +106,9 @@ def mark_finished(folder: Path) -> None:
     contents = read_receipt(folder)
     if contents is not None and contents["state"] != "finished":
         _write_json(folder / "receipt.json", {**contents, "state": "finished"})
+        events = RunEvents(folder)
+        events.end("finished")
+        events.finalize("success")
 
 
 def _write_json(path: Path, contents: dict[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import math
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
@@ -20,6 +18,7 @@ from llama_lab.checkpoints import checkpoint_of_step
 from llama_lab.configs import new_run_folder, unwritable
 from llama_lab.files import write_atomically
 from llama_lab.training.continuing import Place
+from llama_lab.training.events import RunEvents
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.state import RunState
 from llama_lab.training.user_callbacks import InRunFolder
@@ -39,9 +38,6 @@ COLUMNS = (
     "val_targets",
     "passes",
 )
-
-INITIAL_GRADIENT_NORM = "diagnostics/initial_gradient_norm"
-"""The tag whose horizontal axis is the layer, counted from 1, where the others' is the step."""
 
 
 class MetricsCsv(Logger):
@@ -144,42 +140,6 @@ def cut_rows(path: Path, step: int) -> None:
     if path.is_file():
         kept = [row for row in read_rows(path) if int(row["step"]) <= step]
         write_rows(path, columns_of(path), kept)
-
-
-class RunEvents(TensorBoardLogger):
-    """TensorBoard events in the run's own folder, and no other file beside them."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(save_dir=folder, name="", version="", default_hp_metric=False)
-
-    @rank_zero_only
-    def save(self) -> None:
-        """Flush; the settings are in config.yaml."""
-        self.experiment.flush()
-
-    @rank_zero_only
-    def cut(self, step: int) -> None:
-        """Drop the events after ``step`` from every file of the folder, each atomically."""
-        from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
-        for path in sorted(Path(self.log_dir).glob("events.out.tfevents.*")):
-            kept = []
-            with contextlib.suppress(Exception):  # the last record of a killed run may be torn
-                for raw in RawEventFileLoader(str(path)).Load():
-                    event = Event.FromString(raw)
-                    by_layer = any(v.tag == INITIAL_GRADIENT_NORM for v in event.summary.value)
-                    if event.step <= step or by_layer:
-                        kept.append(raw)
-            if len(kept) <= 1:  # nothing but the file's version
-                path.unlink()
-                continue
-            data = io.BytesIO()
-            writer = RecordWriter(data)
-            for raw in kept:
-                writer.write(raw)
-            write_atomically(path, data.getvalue())
 
 
 class RunFolder(Callback):

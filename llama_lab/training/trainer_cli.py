@@ -39,6 +39,7 @@ from llama_lab.training.arguments import (
     without_print_config,
 )
 from llama_lab.training.averaging import AveragedWeights
+from llama_lab.training.board import RunBoard
 from llama_lab.training.callbacks import BlockCompiler, StepMetrics, StepSeeds, ValidationRecord
 from llama_lab.training.checkpointing import AtomicCheckpointIO, RunCheckpoints
 from llama_lab.training.continuing import ended_early, place_of
@@ -272,6 +273,7 @@ class LabCLI(LightningCLI):
             RunProgress(self.metrics, bar=config["trainer.enable_progress_bar"] is not False),
             EarlyEnds(self.added),
             receipt,
+            RunBoard(self.settings),
             signals,
             RunCheckpoints(every, signals, receipt, config["keep_every"]),
         ]

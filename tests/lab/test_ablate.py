@@ -25,6 +25,7 @@ pytest.importorskip("plotly", reason="the report of a study needs the extra `lab
 from llama_lab.cli import main
 from llama_lab.lab.study import nested
 from tests.training.conftest import TEXT, TINY, equal_weights, start
+from tests.training.test_board import FAILURE, SUCCESS, Table
 
 STUDY: dict[str, Any] = {
     "base": "llama.yaml",
@@ -104,6 +105,27 @@ def test_it_says_what_it_will_run_and_how_long_before_it_does(done: tuple[Path, 
     assert "12 steps of 8 x 16 tokens" in before
     assert "for the 8 left" in before
     assert "report:" in after
+
+
+def test_tensorboard_sorts_the_runs_of_a_study_by_what_its_arms_change(
+    done: tuple[Path, str],
+) -> None:
+    table = Table(done[0] / "logs/studies/trial")
+    arms = ("base", "layernorm", "leaky", "explodes")
+    runs = {f"{arm}/seed_{seed}" for arm in arms for seed in (0, 1)}
+    assert table.rows.keys() == runs
+    changed = {"model.decoder.norm.kind", "model.fault", "model.optimizer.lr"}
+    clip = "trainer.gradient_clip_val"
+    assert table.differing() == {*changed, clip, "name", "seed_everything", "parameters"}
+    for run in runs:
+        arm, _, seed = run.partition("/seed_")
+        assert (table.setting(run, "name"), table.setting(run, "seed_everything")) == (
+            arm,
+            int(seed),
+        )
+        assert table.status(run) == (FAILURE if arm == "explodes" else SUCCESS)
+    assert table.setting("base/seed_0", "model.fault") == "none"
+    assert table.setting("explodes/seed_0", clip) == 0.0
 
 
 def test_every_run_is_an_ordinary_run_folder_with_arm_and_seed_in_its_name(

@@ -21,12 +21,12 @@ from llama_lab.model.activity import observe
 from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.model.feed_forward import FeedForwardConfig
 from llama_lab.training.diagnostics import Diagnostics
+from llama_lab.training.events import RunEvents
 from llama_lab.training.module import LanguageModel
-from llama_lab.training.records import RunEvents
 from tests.training.conftest import Lab, diagnostics_of, equal_weights, flags
 from tests.training.test_resume import logged_steps
 
-INITIAL = "diagnostics/initial_gradient_norm"
+INITIAL = "per_layer/initial_gradient_norm"
 QUANTITIES = {
     "gradient_norm",
     "attention_gradient_norm",
@@ -111,7 +111,7 @@ def test_every_number_is_what_autograd_and_the_weights_say(lab: Lab) -> None:
         assert set(row) == QUANTITIES
         assert expected["gradient_norm"] > 1e-2  # so it is the one before clipping
         for name, value in row.items():
-            (scalar,) = logged.Scalars(f"diagnostics/{name}/layer_0{layer + 1}")
+            (scalar,) = logged.Scalars(f"per_layer/{name}/layer_0{layer + 1}")
             assert (scalar.step, scalar.value) == (1, pytest.approx(float(value), rel=1e-6))
 
 
@@ -123,14 +123,16 @@ def test_the_first_step_and_every_so_many_are_measured_in_csv_and_tensorboard(la
     assert places == [(step, layer) for step in steps for layer in (1, 2)]
     assert all(math.isfinite(float(value)) for row in rows for value in row.values())
     events = events_of(lab.run())
-    tags = {tag for tag in events.Tags()["scalars"] if tag.startswith("diagnostics/")}
-    names = {f"diagnostics/{q}/layer_{n}" for q in QUANTITIES for n in ("01", "02")}
+    tags = {tag for tag in events.Tags()["scalars"] if tag.startswith("per_layer/")}
+    names = {f"per_layer/{q}/layer_{n}" for q in QUANTITIES for n in ("01", "02")}
     assert tags == names | {INITIAL}
     for tag in names:
         assert [s.step for s in events.Scalars(tag)] == steps
-    assert not [name for name in lab.metrics()[0] if "diagnostics" in name]
+    assert not [name for name in lab.metrics()[0] if "per_layer" in name]
     (layout,) = events.Tensors("custom_scalars__config__")
-    charts = Layout.FromString(layout.tensor_proto.string_val[0]).category[0].chart
+    losses, layers = Layout.FromString(layout.tensor_proto.string_val[0]).category
+    assert (losses.title, layers.title) == ("loss", "diagnostics")
+    charts = layers.chart
     drawn = [[tag for tag in tags if re.match(c.multiline.tag[0], tag)] for c in charts]
     assert sorted(itertools.chain(*drawn)) == sorted(names)
     assert {len(lines) for lines in drawn} == {2}
@@ -183,7 +185,7 @@ def test_weights_are_the_same_to_the_bit_with_and_without(lab: Lab) -> None:
     assert equal_weights(lab.checkpoint(number=0), lab.checkpoint(number=1))
     assert lab.metrics(0) == lab.metrics(1)
     assert not (lab.run(0) / "diagnostics.csv").exists()
-    assert not [t for t in events_of(lab.run(0)).Tags()["scalars"] if "diagnostics" in t]
+    assert not [t for t in events_of(lab.run(0)).Tags()["scalars"] if "per_layer" in t]
 
 
 def resumable(**changes: Any) -> list[str]:
@@ -213,7 +215,7 @@ def test_a_resumed_run_leaves_neither_gap_nor_duplicate_and_keeps_the_first_curv
     assert resumed.code == 0, resumed.err
     assert equal_weights(lab.checkpoint(), weights)
     assert (lab.run() / "diagnostics.csv").read_text() == before
-    assert logged_steps(lab.run(), "diagnostics/update_ratio/layer_06") == [1, 2, 4, 6, 8, 10, 12]
+    assert logged_steps(lab.run(), "per_layer/update_ratio/layer_06") == [1, 2, 4, 6, 8, 10, 12]
     assert logged_steps(lab.run(), INITIAL) == [1, 2, 3, 4, 5, 6]
 
 

@@ -101,7 +101,7 @@ def test_a_signal_saves_the_step_it_stops_at_and_the_records_have_no_gap(
     assert "restated" in resumed.out
     expected = list(range(1, end + 1))
     assert [int(r["step"]) for r in lab.metrics() if r["train_loss"]] == expected
-    assert logged_steps(lab.run(), "train_loss") == expected
+    assert logged_steps(lab.run(), "loss/train") == expected
 
 
 def test_records_behind_the_checkpoint_are_dropped_when_resumed(lab: Lab) -> None:
@@ -111,7 +111,7 @@ def test_records_behind_the_checkpoint_are_dropped_when_resumed(lab: Lab) -> Non
     lab("fit", "--ckpt_path", str(best), "--trainer.max_steps", "14")
     assert early <= 12
     assert [int(r["step"]) for r in lab.metrics()] == list(range(1, 15))
-    assert logged_steps(lab.run(), "train_loss") == list(range(1, 15))
+    assert logged_steps(lab.run(), "loss/train") == list(range(1, 15))
 
 
 def test_accumulation_and_workers_may_change_and_the_work_stays_the_same(lab: Lab) -> None:

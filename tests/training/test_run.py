@@ -61,12 +61,12 @@ def test_tensorboard_holds_the_same_numbers_and_a_sample_at_each_validation(lab:
     lab.fit()
     events = EventAccumulator(str(lab.run()))
     events.Reload()
-    logged = {s.step: s.value for s in events.Scalars("val_loss")}
+    logged = {s.step: s.value for s in events.Scalars("loss/val")}
     for row in lab.metrics():
         if row["val_loss"]:
             assert logged[int(row["step"])] == pytest.approx(float(row["val_loss"]), rel=1e-6)
     assert [e.step for e in events.Tensors("sample/text_summary")] == [5, 10, 12]
-    for tag in ("train_loss", "lr", "grad_norm", *OF_THE_CLOCK, "val_bits_per_byte"):
+    for tag in ("loss/train", *(f"speed/{name}" for name in OF_THE_CLOCK)):
         assert tag in events.Tags()["scalars"]
 
 
