@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from llama_lab.data.sources import Reading, SourceRequest, natural
+from llama_lab.data.finding import natural
+from llama_lab.data.sources import Reading, SourceRequest
 from llama_lab.errors import UserError
 
 DOCUMENTS = [
@@ -229,7 +230,7 @@ def test_a_folder_is_read_in_the_natural_order_of_its_paths(tmp_path: Path) -> N
     assert source.documents_are_records
     assert documents(tmp_path / "**" / "*.md") == ["b/2.md", "b/10.md"]
     assert documents(tmp_path / "10.txt", tmp_path / "b") == ["10.txt", "b/2.md", "b/10.md"]
-    assert "is named twice" in refusal(tmp_path / "b", tmp_path / "b" / "2.md")
+    assert "is named twice" in refusal(tmp_path / "10.txt", tmp_path / "b" / ".." / "10.txt")
 
 
 def test_the_natural_order_compares_runs_of_digits_as_numbers() -> None:

@@ -13,6 +13,7 @@ from llama_lab.errors import UserError
 OnBadRecord = Literal["stop", "skip"]
 
 FIELDS_NAMED = 12
+SKIPPED_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,8 @@ class Tally:
     Attributes:
         files: Files read.
         skipped: Files of a folder that were left out: how many, by reason.
+        skipped_names: The first of those that are told by name, by reason.
+        piped: Whether some of it came through a pipe, which can be read but once.
         documents: Documents that were given.
         empty_documents: Documents and files without a character, which were left out.
         bad: Records that were left out, by reason.
@@ -78,6 +81,8 @@ class Tally:
 
     files: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
+    skipped_names: dict[str, list[str]] = field(default_factory=dict)
+    piped: bool = False
     documents: int = 0
     empty_documents: int = 0
     bad: dict[str, Bad] = field(default_factory=dict)
@@ -87,13 +92,23 @@ class Tally:
         """All of them."""
         return sum(bad.count for bad in self.bad.values())
 
-    def skip(self, reason: str) -> None:
-        """Count a file that is left out."""
+    def skip(self, reason: str, name: str | None = None) -> None:
+        """Count a file that is left out; it is told by its name where one is given."""
         self.skipped[reason] = self.skipped.get(reason, 0) + 1
+        if name is not None:
+            names = self.skipped_names.setdefault(reason, [])
+            names += [name] if len(names) < SKIPPED_NAMED else []
 
     def lines(self) -> list[str]:
         """What was left out, for people; nothing where nothing was."""
-        said = [f"{count:,} file(s) skipped: {why}" for why, count in self.skipped.items()]
+        said = []
+        for why, count in self.skipped.items():
+            names = self.skipped_names.get(why)
+            if names is None:
+                said.append(f"{count:,} file(s) skipped: {why}")
+            else:
+                named = ", ".join(names) + (", …" if count > len(names) else "")
+                said.append(f"{count:,} path(s) skipped: {why} ({named})")
         if self.empty_documents:
             said.append(f"{self.empty_documents:,} empty document(s) skipped")
         said += [
@@ -104,6 +119,8 @@ class Tally:
 
     def as_dict(self) -> dict[str, Any]:
         """The same for JSON."""
+        # What is rare has a key only where it was met: a store's name follows from this account.
+        named = {"skipped_names": dict(self.skipped_names)} if self.skipped_names else {}
         return {
             "files": self.files,
             "documents": self.documents,
@@ -112,6 +129,8 @@ class Tally:
             "bad_records": {
                 why: {"count": bad.count, "first": bad.first} for why, bad in self.bad.items()
             },
+            **named,
+            **({"piped": True} if self.piped else {}),
         }
 
 
