@@ -23,7 +23,7 @@ from llama_lab.data.loading import (
     keep,
 )
 from llama_lab.data.preparation import prepare_store
-from llama_lab.data.readers.records import OnBadRecord
+from llama_lab.data.readers.records import OnBadRecord, Quoting
 from llama_lab.data.requests import DEFAULT_VAL_FRACTION, StoreRequest
 from llama_lab.data.sources import STANDARD_INPUT
 from llama_lab.data.store import PARTS, TokenStore, find_store, open_store
@@ -44,6 +44,7 @@ class TextDataModule(LightningDataModule):
         text_field: str | None = None,
         encoding: str | None = None,
         delimiter: str | None = None,
+        quoting: Quoting = "auto",
         normalize_newlines: bool = False,
         on_bad_record: OnBadRecord = "stop",
         special_tokens: SpecialTokens = "text",
@@ -66,6 +67,8 @@ class TextDataModule(LightningDataModule):
             text_field: Field or column that holds a record's text; null means text.
             encoding: Encoding of text, JSON and tables; null means UTF-8, strictly.
             delimiter: What divides a table's fields; null finds it in the header.
+            quoting: Whether quotation marks hold a table's field together (csv) or are text
+                (none); auto means none between tabs, csv between others.
             normalize_newlines: Whether CR LF and CR become LF.
             on_bad_record: Whether a record without a text stops the run, or is left out and counted
                 (skip).
@@ -99,6 +102,7 @@ class TextDataModule(LightningDataModule):
         )
         self.corpus, self.val_corpus, self.val_fraction = corpus, val_corpus, val_fraction
         self.text_field, self.encoding, self.delimiter = text_field, encoding, delimiter
+        self.quoting: Quoting = quoting
         self.normalize_newlines, self.on_bad_record = normalize_newlines, on_bad_record
         self.tokenizer_kind, self.vocab_size = tokenizer, vocab_size
         self.context_length, self.batch_size = context_length, batch_size
@@ -134,6 +138,7 @@ class TextDataModule(LightningDataModule):
             val_corpus=self.val_corpus,
             text_field=self.text_field,
             delimiter=self.delimiter,
+            quoting=self.quoting,
             normalize_newlines=self.normalize_newlines,
             on_bad_record=self.on_bad_record,
             special_tokens=self.special_tokens,

@@ -33,6 +33,7 @@ from llama_lab.data.readers.records import (
     Bad,
     OnBadRecord,
     Piece,
+    Quoting,
     Records,
     SourceRequest,
     Tally,
@@ -49,7 +50,7 @@ from llama_lab.data.readers.tables import read_csv, read_tsv
 from llama_lab.data.readers.text import read_text
 from llama_lab.errors import UserError
 
-__all__ = ["Bad", "OnBadRecord", "Piece", "Reading", "SourceRequest", "Tally"]
+__all__ = ["Bad", "OnBadRecord", "Piece", "Quoting", "Reading", "SourceRequest", "Tally"]
 
 STANDARD_INPUT = "-"
 
@@ -291,6 +292,10 @@ class Reading:
         idle = {
             "text_field": (request.text_field, all(kind == "text" for kind in kinds)),
             "delimiter": (request.delimiter, ".csv" not in kinds and ".tsv" not in kinds),
+            "quoting": (
+                None if request.quoting == "auto" else request.quoting,
+                ".csv" not in kinds and ".tsv" not in kinds,
+            ),
             "encoding": (
                 request.encoding,
                 all(kind in (PARQUET, SCHEME) for kind in kinds)
@@ -304,7 +309,7 @@ class Reading:
                     f"{request.flag(name)} {shown(value)} would do nothing: "
                     f"{request.flag(request.setting).lstrip('-')} "
                     f"{', '.join(map(shown, request.corpus))} {what}; "
-                    f"set {request.flag(name)} null"
+                    f"set {request.flag(name)} {'auto' if name == 'quoting' else 'null'}"
                 )
         if request.delimiter is not None and len(request.delimiter) != 1:
             raise UserError(
@@ -328,6 +333,7 @@ class Reading:
         total: int | None = 0
         known: list[object] = [
             *(self.request.text_field, self.request.encoding, self.request.delimiter),
+            self.request.quoting,
             *(self.request.normalize_newlines, self.request.on_bad_record),
         ]
         if self.tally.skipped:  # they are told of with the store

@@ -91,8 +91,6 @@ def packed(data: bytes, ending: str) -> bytes:
         ("x.json", b"\n [" + as_jsonl(DOCUMENTS, ",", ensure_ascii=False) + b"] "),
         ("x.csv", as_csv(DOCUMENTS)),
         ("x.csv", b"\xef\xbb\xbf" + as_csv(DOCUMENTS, ";")),
-        ("x.csv", as_csv(DOCUMENTS, "\t")),
-        ("x.tsv", as_csv(DOCUMENTS, "\t")),
     ],
 )
 def test_records_come_back_character_for_character(
@@ -102,6 +100,18 @@ def test_records_come_back_character_for_character(
     path.write_bytes(packed(data, packing))
     assert documents(path) == DOCUMENTS
     assert reading(path).documents_are_records
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.tsv"])
+def test_between_tabs_quotation_marks_are_taken_off_only_when_asked(
+    tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(as_csv(DOCUMENTS, "\t"))
+    assert documents(path, quoting="csv") == DOCUMENTS
+    line = refusal(path)
+    assert 'there is: "id", "text";' in line
+    assert line.endswith("set --data.quoting csv")
 
 
 def test_parquet_comes_back_character_for_character(tmp_path: Path) -> None:
@@ -269,7 +279,12 @@ def test_line_ends_may_be_made_one(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(
     ("settings", "flag"),
-    [({"text_field": "x"}, "--data.text_field"), ({"delimiter": ","}, "--data.delimiter")],
+    [
+        ({"text_field": "x"}, "--data.text_field"),
+        ({"delimiter": ","}, "--data.delimiter"),
+        ({"quoting": "none"}, "--data.quoting"),
+        ({"quoting": "csv"}, "--data.quoting"),
+    ],
 )
 def test_a_setting_that_would_do_nothing_is_refused(
     tmp_path: Path, settings: dict[str, Any], flag: str
