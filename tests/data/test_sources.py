@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from llama_lab.data.finding import natural
+from llama_lab.data.readers.streams import zstd_window
 from llama_lab.data.sources import Reading, SourceRequest
 from llama_lab.errors import UserError
 
@@ -66,15 +67,24 @@ def write_parquet(path: Path, **columns: Any) -> Path:
     return path
 
 
+def zstd() -> Any:
+    name = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
+    return pytest.importorskip(name)
+
+
 def packed(data: bytes, ending: str) -> bytes:
     if ending == ".gz":
         return gzip.compress(data)
     if ending == ".zst":
-        zstd = pytest.importorskip(
-            "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
-        )
-        return zstd.compress(data)
+        return bytes(zstd().compress(data))
     return data
+
+
+def packed_in_a_window(data: bytes, log: int) -> bytes:
+    """As ``zstd --long=LOG`` packs a stream whose length it does not know."""
+    names = zstd().CompressionParameter
+    packer = zstd().ZstdCompressor(options={names.window_log: log, names.content_size_flag: 0})
+    return bytes(packer.compress(data) + packer.flush())
 
 
 # ---- records ------------------------------------------------------------------------------------
@@ -216,6 +226,25 @@ def test_a_packed_file_that_is_cut_off_is_refused(tmp_path: Path, ending: str) -
     assert "cut off or broken" in refusal(path)
     path.write_bytes(b"no such thing")
     assert "cut off or broken" in refusal(path)
+
+
+@pytest.mark.parametrize("log", [27, 28, 31])
+def test_zstd_is_unpacked_whatever_its_window(tmp_path: Path, log: int) -> None:
+    path = tmp_path / "x.txt.zst"
+    path.write_bytes(packed_in_a_window(b"text", log))
+    assert zstd_window(path) == 2**log
+    assert documents(path) == ["text"]
+
+
+def test_a_window_that_is_too_large_is_named_with_the_remedy(tmp_path: Path) -> None:
+    path = tmp_path / "x.txt.zst"
+    frame = bytearray(packed_in_a_window(b"text", 31))
+    frame[5] += 1 << 3  # the exponent
+    path.write_bytes(frame)
+    line = refusal(path)
+    assert "needs a window of 4,294,967,296 bytes of memory" in line
+    assert "`zstd -d --long=31`" in line
+    assert "cut off" not in line
 
 
 def test_a_broken_parquet_file_is_refused(tmp_path: Path) -> None:
