@@ -98,6 +98,9 @@ def packed_in_a_window(data: bytes, log: int) -> bytes:
         ("x.jsonl", b"\xef\xbb\xbf" + as_jsonl(DOCUMENTS, "\r\n\r\n", ensure_ascii=False)),
         ("x.json", as_jsonl(DOCUMENTS) + b"\n"),
         ("x.json", json.dumps([{"text": t} for t in DOCUMENTS], indent=1).encode()),
+        ("x.json", json.dumps({"v": 1.5, "data": [{"text": t} for t in DOCUMENTS]}).encode()),
+        ("x.json", json.dumps({"a": [{"text": t} for t in DOCUMENTS], "b": []}, indent=1).encode()),
+        ("x.json", "\n".join(json.dumps({"text": t}, indent=1) for t in DOCUMENTS).encode()),
         ("x.json", b"\n [" + as_jsonl(DOCUMENTS, ",", ensure_ascii=False) + b"] "),
         ("x.csv", as_csv(DOCUMENTS)),
         ("x.csv", b"\xef\xbb\xbf" + as_csv(DOCUMENTS, ";")),
@@ -136,6 +139,58 @@ def test_an_array_is_read_record_by_record_whatever_the_chunks(
     path = tmp_path / "x.json"
     path.write_bytes(json.dumps([{"n": 12, "text": t} for t in DOCUMENTS]).encode())
     assert documents(path) == DOCUMENTS
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("held", [1, 1 << 20])
+def test_an_object_around_a_list_is_read_whatever_the_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, indent: int | None, held: int
+) -> None:
+    monkeypatch.setattr("llama_lab.data.readers.json_records.CHUNK_BYTES", 3)
+    monkeypatch.setattr("llama_lab.data.readers.json_records.HELD_CHARACTERS", held)
+    path = tmp_path / "x.json"
+    about = {"version": 12, "names": ["a"], "rows": [{"text": t} for t in DOCUMENTS], "z": None}
+    path.write_text(json.dumps(about, indent=indent))
+    assert documents(path) == DOCUMENTS
+    path.write_text(json.dumps({"spans": [{"text": "no"}], "text": "whole"}, indent=indent))
+    if held > 1:
+        assert documents(path) == ["whole"]
+    path.write_text(json.dumps({"n": 1, "text": "whole"}, indent=indent) + '\n{"text": "more"}')
+    assert documents(path) == ["whole", "more"]
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize(
+    ("about", "words"),
+    [
+        ({"train": [{"text": "a"}], "test": [{"text": "b"}]}, "whose keys train and test both"),
+        ({"meta": {"n": 1}, "names": ["a"]}, "'text' (there is: meta, names; name the text's"),
+        ({"data": [{"body": "a"}]}, "x.json, data, record 1: no field 'text' (there is: body;"),
+        ({"text": ["a", "b"]}, "the text is a list"),
+    ],
+)
+def test_an_object_whose_records_are_not_clear_is_refused_with_its_keys(
+    tmp_path: Path, about: dict[str, Any], words: str, indent: int | None
+) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(about, indent=indent))
+    assert words in refusal(path)
+
+
+def test_an_object_that_breaks_off_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    whole = json.dumps({"v": 1, "data": [{"text": "a"}, {"text": "b"}]}, indent=1)
+    for end in range(1, len(whole)):
+        path.write_text(whole[:end])
+        assert "not valid JSON" in refusal(path)
+    path.write_text(whole + "]")
+    assert "text follows the object" in refusal(path)
+
+
+def test_a_folder_of_objects_counts_those_without_a_text(tmp_path: Path) -> None:
+    for number, about in enumerate([{"text": "a"}, {"other": 1}, {"data": [{"text": "b"}]}]):
+        (tmp_path / f"{number}.json").write_text(json.dumps(about, indent=1))
+    assert documents(tmp_path, on_bad_record="skip") == ["a", "b"]
 
 
 def test_a_dataset_of_hugging_faces_library_is_read(tmp_path: Path) -> None:
@@ -216,6 +271,9 @@ def test_records_may_be_in_another_encoding(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_bytes(as_jsonl(DOCUMENTS, ensure_ascii=False).decode().encode("utf-16"))
     assert documents(path, encoding="utf-16") == DOCUMENTS
+    array = tmp_path / "x.json"
+    array.write_text(json.dumps([{"text": t} for t in DOCUMENTS], indent=1), encoding="utf-16")
+    assert documents(array, encoding="utf-16") == DOCUMENTS
     assert "set --data.encoding utf-16" in refusal(path)
 
 
