@@ -13,6 +13,7 @@ import glob
 import os
 import re
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path, PurePath
 
@@ -20,6 +21,9 @@ from llama_lab.data.corpora import one_line, shown
 from llama_lab.data.readers.records import SourceRequest, Tally
 
 ANY_FOLDERS = "**"
+STANDARD_INPUT = "-"
+# What a shell calls the pipe that it makes of a command's output.
+PIPES_BY_NAME = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 
 # A file, whatever its path is called: device and inode.
 FileKey = tuple[int, int] | str
@@ -53,6 +57,29 @@ def file_key(path: Path, about: os.stat_result) -> FileKey:
 def special_kind(mode: int) -> str | None:
     """``a named pipe``, ``a socket`` or ``a device``; ``None`` for what is none of these."""
     return next((kind for is_kind, kind in SPECIAL_KINDS if is_kind(mode)), None)
+
+
+def names_pipe(source: str) -> bool:
+    """Whether a source is standard input or a pipe, which can be read but once."""
+    try:
+        is_pipe = Path(source).is_fifo()
+    except (OSError, ValueError):
+        is_pipe = False
+    return source == STANDARD_INPUT or is_pipe or source.startswith(PIPES_BY_NAME)
+
+
+def has_input(pipe: str) -> bool:
+    """Whether something can be read from standard input or a pipe.
+
+    Standard input is waited for until its first byte or its end, which is not taken; a terminal
+    counts as nothing.
+    """
+    if pipe != STANDARD_INPUT:
+        return os.path.exists(pipe)
+    if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
+        return False
+    peek = getattr(sys.stdin.buffer, "peek", None)
+    return peek is None or bool(peek(1))
 
 
 class Finder:

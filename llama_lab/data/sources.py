@@ -25,7 +25,13 @@ from pathlib import Path
 from typing import IO
 
 from llama_lab.data.corpora import BUILT_IN, one_line, shown
-from llama_lab.data.finding import FileKey, Finder, file_key, special_kind
+from llama_lab.data.finding import (
+    STANDARD_INPUT,
+    FileKey,
+    Finder,
+    file_key,
+    special_kind,
+)
 from llama_lab.data.readers.hub import SCHEME, read_dataset
 from llama_lab.data.readers.json_records import read_json, read_json_lines
 from llama_lab.data.readers.parquet import read_parquet
@@ -51,8 +57,6 @@ from llama_lab.data.readers.text import read_text
 from llama_lab.errors import UserError
 
 __all__ = ["Bad", "OnBadRecord", "Piece", "Quoting", "Reading", "SourceRequest", "Tally"]
-
-STANDARD_INPUT = "-"
 
 Reader = Callable[[IO[bytes], str, Records], Iterator[Piece]]
 
