@@ -225,12 +225,16 @@ class TextDataModule(LightningDataModule):
         try:
             return prepare_store(request, self._require)
         except UserError as error:
-            if not piped or self._own_digest is None:
+            if not piped or self.tokenizer_state is None:
                 raise
-            raise UserError(
-                f"{error}; the run read a pipe, and its own token store is not in "
-                f"--data.cache_dir {shown(self.cache_dir)}: pipe the same text in again"
-            ) from error
+            why = (
+                "these settings make another token store than the run's: leave them out, or pipe "
+                "the text in again"
+                if self._own_digest is None
+                else f"its own token store is not in --data.cache_dir {shown(self.cache_dir)}: "
+                "pipe the same text in again"
+            )
+            raise UserError(f"{error}; the run read a pipe, and {why}") from error
 
     def _require(self, tokens: Mapping[str, int]) -> None:
         """What a store must hold before it is written."""
