@@ -197,6 +197,11 @@ class TextDataModule(LightningDataModule):
             self._prepared = request, self._known_store() or self._made_store(request)
         return self._prepared[1]
 
+    @property
+    def piped(self) -> list[str]:
+        """The sources that can be read but once."""
+        return [source for source in self._sources() if names_pipe(source)]
+
     def _sources(self) -> list[str]:
         settings = ["corpus"] if self.val_corpus is None else ["corpus", "val_corpus"]
         return [source for each in settings for source in self.request.source(each).corpus]
@@ -205,7 +210,7 @@ class TextDataModule(LightningDataModule):
         """The run's own store where its text came through a pipe, which is gone."""
         if self._own_digest is None:
             return None
-        piped = [source for source in self._sources() if names_pipe(source)]
+        piped = self.piped
         if self._reads_new_input and any(has_input(source) for source in piped):
             return None
         if piped:
@@ -215,8 +220,7 @@ class TextDataModule(LightningDataModule):
         return find_store(self.cache_dir, self._own_digest, piped=True) if gone else None
 
     def _made_store(self, request: StoreRequest) -> Path:
-        piped = [source for source in self._sources() if names_pipe(source)]
-        trainer = self.trainer
+        piped, trainer = self.piped, self.trainer
         _check(
             not piped or trainer is None or trainer.world_size == 1,
             f"--data.corpus {', '.join(piped)}: a pipe is read by one process, and several are to "
