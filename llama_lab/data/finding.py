@@ -103,9 +103,10 @@ class Finder:
             path
             for here in self._folders(folder)
             for path in self._listed(here)
-            if not path.name.startswith(".") and not self._is_folder(path) and self._is_file(path)
+            if not path.name.startswith(".") and not self._is_folder(path)
         ]
-        return sorted(found, key=lambda path: natural(path.relative_to(folder)))
+        found.sort(key=lambda path: natural(path.relative_to(folder)))
+        return [path for path in found if self._is_file(path)]
 
     def matching(self, pattern: str) -> list[Path]:
         """The files that a glob names, in natural order; ``**`` stands for any folders."""
@@ -151,11 +152,10 @@ class Finder:
             inner = [
                 path
                 for path in self._listed(folder)
-                if not path.name.startswith(".")
-                and self._is_folder(path)
-                and self._enters(path, entered)
+                if not path.name.startswith(".") and self._is_folder(path)
             ]
-            waiting += reversed(inner)
+            inner.sort(key=lambda path: natural(PurePath(path.name)))
+            waiting += reversed([path for path in inner if self._enters(path, entered)])
 
     def _enters(self, folder: Path, entered: dict[FileKey, Path]) -> bool:
         holder = Path(os.path.realpath(folder.parent))
@@ -169,10 +169,9 @@ class Finder:
 
     def _listed(self, folder: Path) -> list[Path]:
         try:
-            names = os.listdir(folder)
+            return [folder / name for name in os.listdir(folder)]
         except OSError as error:
             raise self._unreadable(folder, error) from error
-        return sorted((folder / name for name in names), key=natural)
 
     def _is_folder(self, path: Path) -> bool:
         return (mode := self._mode(path)) is not None and stat.S_ISDIR(mode)
@@ -180,17 +179,18 @@ class Finder:
     def _is_file(self, path: Path) -> bool:
         """Whether it can be read to its end; what cannot is counted."""
         mode = self._mode(path)
-        if mode is not None and (kind := special_kind(mode)):
+        if mode is None:
+            self._leave_out("a link that leads nowhere", path)
+        elif kind := special_kind(mode):
             self._leave_out(f"{kind}, which may never end", path)
-            return False
-        return mode is not None
+        return path not in self.told
 
     def _mode(self, path: Path) -> int | None:
+        """``None`` for a link that leads nowhere."""
         try:
             return os.stat(path).st_mode
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-                self._leave_out("a link that leads nowhere", path)
                 return None
             raise self._unreadable(path, error) from error
 
