@@ -26,7 +26,7 @@ JSON_NAMES = (
     "for one running text), characters, bytes, tokens, bytes_per_token, parts (train and "
     "validation, each with the same five), unseen_in_training and lost (characters, distinct, "
     "examples), longest_documents, overlap, sources (files, documents, empty_documents, "
-    "skipped_files, bad_records of each), digest."
+    "skipped_files, bad_records of each), left_out, noted, digest."
 )
 
 # As `fit` spells what are flags of this command's own.
@@ -49,6 +49,7 @@ def main(argv: list[str], prog: str) -> int:
         text_field=options.text_field,
         encoding=options.encoding,
         delimiter=options.delimiter,
+        quoting=options.quoting,
         normalize_newlines=options.normalize_newlines,
         on_bad_record=options.on_bad_record,
         special_tokens=options.special_tokens,
@@ -76,6 +77,13 @@ def build_parser(prog: str) -> Parser:
     add("--text_field", type=str | None, default=None, help="Field of a record's text.")
     add("--encoding", type=str | None, default=None, help="Encoding; null means UTF-8.")
     add("--delimiter", type=str | None, default=None, help="What divides a table's fields.")
+    add(
+        "--quoting",
+        type=Literal["auto", "none", "csv"],
+        default="auto",
+        help="Whether quotation marks hold a table's field together (csv) or are text (none); auto "
+        "means none between tabs, csv between others.",
+    )
     add("--normalize_newlines", type=bool, default=False, help="Whether CR LF and CR become LF.")
     add(
         "--on_bad_record",
@@ -149,7 +157,8 @@ def rows(about: Mapping[str, Any]) -> list[tuple[str, str]]:
         )
         for each in about["longest_documents"]
     ]
-    found += [*unseen(about), *warnings_of(about)]
+    found += unseen(about)
+    found += [(name, OF_FIT.sub(r"--\1", words)) for name, words in warnings_of(about)]
     return [*found, ("store", about["store"])]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader
 
 from llama_lab.data.batches import TrainingWindows, ValidationWindows
+from llama_lab.data.corpora import shown
+from llama_lab.data.finding import has_input, names_pipe
 from llama_lab.data.loading import (
     Batch,
     DeviceBatches,
@@ -23,9 +26,8 @@ from llama_lab.data.loading import (
     keep,
 )
 from llama_lab.data.preparation import prepare_store
-from llama_lab.data.readers.records import OnBadRecord
+from llama_lab.data.readers.records import OnBadRecord, Quoting
 from llama_lab.data.requests import DEFAULT_VAL_FRACTION, StoreRequest
-from llama_lab.data.sources import STANDARD_INPUT
 from llama_lab.data.store import PARTS, TokenStore, find_store, open_store
 from llama_lab.data.tokenizer import SpecialTokens, Tokenizer
 from llama_lab.errors import UserError
@@ -44,6 +46,7 @@ class TextDataModule(LightningDataModule):
         text_field: str | None = None,
         encoding: str | None = None,
         delimiter: str | None = None,
+        quoting: Quoting = "auto",
         normalize_newlines: bool = False,
         on_bad_record: OnBadRecord = "stop",
         special_tokens: SpecialTokens = "text",
@@ -66,6 +69,8 @@ class TextDataModule(LightningDataModule):
             text_field: Field or column that holds a record's text; null means text.
             encoding: Encoding of text, JSON and tables; null means UTF-8, strictly.
             delimiter: What divides a table's fields; null finds it in the header.
+            quoting: Whether quotation marks hold a table's field together (csv) or are text
+                (none); auto means none between tabs, csv between others.
             normalize_newlines: Whether CR LF and CR become LF.
             on_bad_record: Whether a record without a text stops the run, or is left out and counted
                 (skip).
@@ -99,6 +104,7 @@ class TextDataModule(LightningDataModule):
         )
         self.corpus, self.val_corpus, self.val_fraction = corpus, val_corpus, val_fraction
         self.text_field, self.encoding, self.delimiter = text_field, encoding, delimiter
+        self.quoting: Quoting = quoting
         self.normalize_newlines, self.on_bad_record = normalize_newlines, on_bad_record
         self.tokenizer_kind, self.vocab_size = tokenizer, vocab_size
         self.context_length, self.batch_size = context_length, batch_size
@@ -108,6 +114,8 @@ class TextDataModule(LightningDataModule):
         self.store: TokenStore | None = None
         self.consumed = 0
         self._expected_digest: str | None = None
+        self._own_digest: str | None = None
+        self._reads_new_input = False
         self._prepared: tuple[StoreRequest, Path] | None = None
 
     # ---- set by whoever drives the run --------------------------------------------------------
@@ -119,6 +127,15 @@ class TextDataModule(LightningDataModule):
     def expect_store(self, digest: str) -> None:
         """Refuse, once the store is open, tokens other than those with this digest."""
         self._expected_digest = digest
+
+    def reuse_store(self, digest: str, *, unless_input: bool) -> None:
+        """Take a run's store, of this digest, in place of a corpus that came through a pipe.
+
+        Args:
+            digest: Of the store.
+            unless_input: Read the pipe instead where something comes through it again.
+        """
+        self._own_digest, self._reads_new_input = digest, unless_input
 
     # ---- Lightning's order: prepare_data (one process a machine), then setup ------------------
 
@@ -134,6 +151,7 @@ class TextDataModule(LightningDataModule):
             val_corpus=self.val_corpus,
             text_field=self.text_field,
             delimiter=self.delimiter,
+            quoting=self.quoting,
             normalize_newlines=self.normalize_newlines,
             on_bad_record=self.on_bad_record,
             special_tokens=self.special_tokens,
@@ -144,12 +162,12 @@ class TextDataModule(LightningDataModule):
 
     def prepare_data(self) -> None:
         """Read the corpus, train or take the tokenizer, write the store; a second run finds it."""
-        request = self.request
-        self._prepared = request, self._known_store() or prepare_store(request, self._require)
+        self._prepared = None
+        self.store_folder()
 
     def setup(self, stage: str) -> None:
         """Map the store and check that its parts are long enough, before anything is trained."""
-        self.store = open_store(self._store_folder(), self.request.name)
+        self.store = open_store(self.store_folder(), self.request.name)
         if self._expected_digest not in (None, self.store.digest):
             raise UserError(
                 f"--data.corpus {self.request.name}: its tokens differ from those of the "
@@ -167,26 +185,60 @@ class TextDataModule(LightningDataModule):
         if stage == "fit":
             self._check_division()
 
-    def _known_store(self) -> Path | None:
-        """The checkpoint's own store where its text came by standard input, which is gone."""
-        if STANDARD_INPUT not in self.request.source().corpus:
-            return None
-        trainer = self.trainer
-        _check(
-            trainer is None or trainer.world_size == 1,
-            "--data.corpus -: standard input is read by one process, and several are to train; "
-            "save it to a file and name that",
-        )
-        digest = self._expected_digest
-        return None if digest is None else find_store(self.cache_dir, digest)
-
-    def _store_folder(self) -> Path:
+    def store_folder(self) -> Path:
         """What :meth:`prepare_data` wrote; a process that did not run it reads the corpus to know
-        the folder's name."""
+        the folder's name.
+
+        Raises:
+            UserError: The corpus cannot be read, or comes through a pipe and is gone.
+        """
         request = self.request
-        if self._prepared is not None and self._prepared[0] == request:
-            return self._prepared[1]
-        return prepare_store(request, self._require)
+        if self._prepared is None or self._prepared[0] != request:
+            self._prepared = request, self._known_store() or self._made_store(request)
+        return self._prepared[1]
+
+    @property
+    def piped(self) -> list[str]:
+        """The sources that can be read but once."""
+        return [source for source in self._sources() if names_pipe(source)]
+
+    def _sources(self) -> list[str]:
+        settings = ["corpus"] if self.val_corpus is None else ["corpus", "val_corpus"]
+        return [source for each in settings for source in self.request.source(each).corpus]
+
+    def _known_store(self) -> Path | None:
+        """The run's own store where its text came through a pipe, which is gone."""
+        if self._own_digest is None:
+            return None
+        piped = self.piped
+        if self._reads_new_input and any(has_input(source) for source in piped):
+            return None
+        if piped:
+            return find_store(self.cache_dir, self._own_digest)
+        # A named pipe may have been deleted; its store says that it was one.
+        gone = any(not os.path.lexists(source) for source in self._sources())
+        return find_store(self.cache_dir, self._own_digest, piped=True) if gone else None
+
+    def _made_store(self, request: StoreRequest) -> Path:
+        piped, trainer = self.piped, self.trainer
+        _check(
+            not piped or trainer is None or trainer.world_size == 1,
+            f"--data.corpus {', '.join(piped)}: a pipe is read by one process, and several are to "
+            "train; save it to a file and name that",
+        )
+        try:
+            return prepare_store(request, self._require)
+        except UserError as error:
+            if not piped or self.tokenizer_state is None:
+                raise
+            why = (
+                "these settings make another token store than the run's: leave them out, or pipe "
+                "the text in again"
+                if self._own_digest is None
+                else f"its own token store is not in --data.cache_dir {shown(self.cache_dir)}: "
+                "pipe the same text in again"
+            )
+            raise UserError(f"{error}; the run read a pipe, and {why}") from error
 
     def _require(self, tokens: Mapping[str, int]) -> None:
         """What a store must hold before it is written."""

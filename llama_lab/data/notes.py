@@ -13,6 +13,7 @@ def warnings_of(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         report: :attr:`llama_lab.data.store.StoreInfo.report`.
     """
     found = [("left out", line) for line in report["left_out"]]
+    found += [("note", line) for line in report.get("noted", [])]  # stores of before have none
     if lost := characters(report["lost"]):
         words = f"the tokenizer does not bring back {lost}; losses are of what it keeps"
         found.append(("LOST", words))

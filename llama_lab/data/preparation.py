@@ -320,6 +320,7 @@ def _describe(
             "split": words,
             "sources": {setting: reading.tally.as_dict() for setting, reading in readings.items()},
             "left_out": [line for r in readings.values() for line in r.tally.lines()],
+            "noted": [line for r in readings.values() for line in r.tally.notes()],
             "longest_documents": [
                 {"part": name, "document": number, "characters": length}
                 for name, part in zip(PARTS, parts, strict=True)

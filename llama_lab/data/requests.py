@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llama_lab.data.corpora import shown
-from llama_lab.data.sources import OnBadRecord, SourceRequest
+from llama_lab.data.sources import OnBadRecord, Quoting, SourceRequest
 from llama_lab.data.tokenizer import SpecialTokens
 from llama_lab.errors import UserError
 
@@ -43,9 +43,10 @@ class StoreRequest:
     """What the validation part is, in place of a share of ``corpus``."""
     text_field: str | None = None
     delimiter: str | None = None
+    quoting: Quoting = "auto"
     normalize_newlines: bool = False
     on_bad_record: OnBadRecord = "stop"
-    """These four as in :class:`SourceRequest`."""
+    """These five as in :class:`SourceRequest`."""
     special_tokens: SpecialTokens = "text"
     """What the spelling of a special token is in the corpus: text, or the token (``parse``)."""
 
@@ -57,6 +58,7 @@ class StoreRequest:
             text_field=self.text_field,
             encoding=self.encoding,
             delimiter=self.delimiter,
+            quoting=self.quoting,
             normalize_newlines=self.normalize_newlines,
             on_bad_record=self.on_bad_record,
             data_dir=self.data_dir,

@@ -3,7 +3,8 @@
 A record of a file of records is a document; so is each text file where there are several sources.
 One text file by itself, or a built-in, is one running text. Files of a folder or a glob come in the
 natural order of their paths: part by part, runs of digits compared as numbers, the rest by code
-point, so that 9.txt stands before 10.txt on every machine.
+point, so that 9.txt stands before 10.txt on every machine. A file that is met under several paths
+is read once, where it is met first.
 
 Characters arrive as they stand in the file. A byte-order mark at the start is dropped; line ends,
 NUL, U+2028 and everything else are kept, unless the settings say otherwise.
@@ -17,14 +18,20 @@ import hashlib
 import itertools
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import IO
 
 from llama_lab.data.corpora import BUILT_IN, one_line, shown
+from llama_lab.data.finding import (
+    STANDARD_INPUT,
+    FileKey,
+    Finder,
+    file_key,
+    special_kind,
+)
 from llama_lab.data.readers.hub import SCHEME, read_dataset
 from llama_lab.data.readers.json_records import read_json, read_json_lines
 from llama_lab.data.readers.parquet import read_parquet
@@ -32,6 +39,7 @@ from llama_lab.data.readers.records import (
     Bad,
     OnBadRecord,
     Piece,
+    Quoting,
     Records,
     SourceRequest,
     Tally,
@@ -48,9 +56,7 @@ from llama_lab.data.readers.tables import read_csv, read_tsv
 from llama_lab.data.readers.text import read_text
 from llama_lab.errors import UserError
 
-__all__ = ["Bad", "OnBadRecord", "Piece", "Reading", "SourceRequest", "Tally"]
-
-STANDARD_INPUT = "-"
+__all__ = ["Bad", "OnBadRecord", "Piece", "Quoting", "Reading", "SourceRequest", "Tally"]
 
 Reader = Callable[[IO[bytes], str, Records], Iterator[Piece]]
 
@@ -87,10 +93,14 @@ class Item:
     Attributes:
         name: As errors show it.
         path: Of a file; ``None`` for standard input, a dataset or a built-in.
+        found: Whether a folder or a glob led to it, rather than its own name.
+        piped: Whether it is a pipe, which can be read but once.
     """
 
     name: str
     path: Path | None
+    found: bool = False
+    piped: bool = False
 
 
 class Reading:
@@ -115,10 +125,12 @@ class Reading:
         self.request = request
         self.tally = Tally()
         self.bytes_read = 0
-        self.items = [item for source in request.corpus for item in self._resolve(source)]
         if not request.corpus:
             raise request.error("[]", "names no source; name a file, a folder or a built-in corpus")
-        self._refuse_twice()
+        self.items = self._each_once(
+            [item for source in request.corpus for item in self._resolve(source)]
+        )
+        self.tally.piped = any(item.piped for item in self.items)
         kinds = [self._kind(item) for item in self.items]
         self.documents_are_records = len(self.items) > 1 or any(k != "text" for k in kinds)
         self._refuse_idle(kinds)
@@ -170,7 +182,7 @@ class Reading:
 
     def _resolve(self, source: str) -> list[Item]:
         if source in BUILT_IN or source == STANDARD_INPUT or source.startswith(SCHEME):
-            return [Item(source, None)]
+            return [Item(source, None, piped=source == STANDARD_INPUT)]
         path = Path(source)
         try:
             is_folder, exists = path.is_dir(), path.exists()
@@ -181,12 +193,17 @@ class Reading:
                 f"({', '.join(BUILT_IN)})",
             ) from error
         if source and is_folder:
-            return self._of_folder(source, path)
+            return self._of_files(source, Finder(self.request, self.tally).beneath(path))
         if source and exists:
-            self._refuse_kind(path, source)
-            return [Item(shown(source), path)]
+            return [self._of_file(source, path)]
+        if source and path.is_symlink():
+            raise self.request.error(
+                shown(source),
+                f"is a link to {shown(os.readlink(path))}, which is not there; mend it or name "
+                "another file",
+            )
         if glob.has_magic(source):
-            return self._of_glob(source)
+            return self._of_files(source, Finder(self.request, self.tally).matching(source))
         near = _near_name(source, path)
         hint = f"did you mean {shown(near)}?" if near else "name one of these, a file or a folder"
         raise self.request.error(
@@ -194,17 +211,19 @@ class Reading:
             f"neither a file, a folder nor a built-in corpus ({', '.join(BUILT_IN)}); {hint}",
         )
 
-    def _of_folder(self, source: str, folder: Path) -> list[Item]:
-        found: list[Path] = []
-        for parent, folders, files in os.walk(folder, onerror=self._unreadable):
-            folders[:] = [name for name in folders if not name.startswith(".")]
-            found += [Path(parent, name) for name in files if not name.startswith(".")]
-        return self._of_files(source, sorted(found, key=lambda p: natural(p.relative_to(folder))))
-
-    def _of_glob(self, pattern: str) -> list[Item]:
-        found = [Path(name) for name in glob.glob(pattern, recursive=True)]
-        found = [path for path in found if path.is_file()]
-        return self._of_files(pattern, sorted(found, key=natural))
+    def _of_file(self, source: str, path: Path) -> Item:
+        self._refuse_kind(path, source)
+        kind = special_kind(path.stat().st_mode)
+        piped = kind == "a named pipe"
+        if kind and not piped:
+            raise self.request.error(
+                shown(source), f"is {kind}, not a file; name a file, or pipe its text in as -"
+            )
+        if piped and _ending(path) == PARQUET:
+            raise self.request.error(
+                shown(source), "is a pipe, but Parquet is read from its end; save it to a file"
+            )
+        return Item(shown(source), path, piped=piped)
 
     def _of_files(self, source: str, files: list[Path]) -> list[Item]:
         read = [file for file in files if not self._skipped(file)]
@@ -213,7 +232,7 @@ class Reading:
             raise self.request.error(
                 shown(source), f"has no file to read ({left_out}); name one that has"
             )
-        return [Item(shown(file), file) for file in read]
+        return [Item(shown(file), file, found=True) for file in read]
 
     def _skipped(self, file: Path) -> bool:
         """Whether a file of a folder is left out, which is counted."""
@@ -226,11 +245,6 @@ class Reading:
             return False
         self.tally.skip(f"{content} ({ending})" if ending else content)
         return True
-
-    def _unreadable(self, error: OSError) -> None:
-        raise self.request.error(
-            shown(error.filename), f"cannot be opened ({error.strerror}); make it readable"
-        )
 
     # ---- what is refused ---------------------------------------------------------------------
 
@@ -249,21 +263,43 @@ class Reading:
                     f"{', '.join([*RECORD_READERS, PARQUET])} (each also {' or '.join(UNPACKERS)})",
                 )
 
-    def _refuse_twice(self) -> None:
-        seen: set[str] = set()
-        for item in self.items:
-            key = item.name if item.path is None else os.path.realpath(item.path)
-            if key in seen:
-                raise self.request.error(
-                    item.name, "is named twice, by itself or within a folder; name it once"
-                )
-            seen.add(key)
+    def _each_once(self, items: list[Item]) -> list[Item]:
+        """``items`` without what is there already, which is counted where a folder or a glob led
+        to it, and refused where it was named twice."""
+        seen: dict[FileKey, Item] = {}
+        kept = []
+        for item in items:
+            before = seen.setdefault(self._key(item), item)
+            if before is item:
+                kept.append(item)
+            elif item.found or before.found:
+                name = f"{item.name} as {before.name}" if item.name != before.name else item.name
+                self.tally.skip("a file that is read already", name)
+            else:
+                raise self.request.error(item.name, "is named twice; name it once")
+        return kept
+
+    def _key(self, item: Item) -> FileKey:
+        return item.name if item.path is None else file_key(item.path, self._about(item))
+
+    def _about(self, item: Item) -> os.stat_result:
+        assert item.path is not None
+        try:
+            return item.path.stat()
+        except OSError as error:
+            raise self.request.error(
+                item.name, f"cannot be read ({error.strerror}); make it readable"
+            ) from error
 
     def _refuse_idle(self, kinds: list[str]) -> None:
         request = self.request
         idle = {
             "text_field": (request.text_field, all(kind == "text" for kind in kinds)),
             "delimiter": (request.delimiter, ".csv" not in kinds and ".tsv" not in kinds),
+            "quoting": (
+                None if request.quoting == "auto" else request.quoting,
+                ".csv" not in kinds and ".tsv" not in kinds,
+            ),
             "encoding": (
                 request.encoding,
                 all(kind in (PARQUET, SCHEME) for kind in kinds)
@@ -277,7 +313,7 @@ class Reading:
                     f"{request.flag(name)} {shown(value)} would do nothing: "
                     f"{request.flag(request.setting).lstrip('-')} "
                     f"{', '.join(map(shown, request.corpus))} {what}; "
-                    f"set {request.flag(name)} null"
+                    f"set {request.flag(name)} {'auto' if name == 'quoting' else 'null'}"
                 )
         if request.delimiter is not None and len(request.delimiter) != 1:
             raise UserError(
@@ -301,37 +337,23 @@ class Reading:
         total: int | None = 0
         known: list[object] = [
             *(self.request.text_field, self.request.encoding, self.request.delimiter),
+            self.request.quoting,
             *(self.request.normalize_newlines, self.request.on_bad_record),
         ]
+        if self.tally.skipped:  # they are told of with the store
+            known.append([self.tally.skipped, self.tally.skipped_names])
         identified = True
         for item in self.items:
-            if item.path is None:
+            if item.path is None or item.piped:
                 total = None
                 identified = identified and item.name in BUILT_IN
                 known.append([item.name, sys.version])
                 continue
-            try:
-                about = item.path.stat()
-            except OSError as error:
-                raise self.request.error(
-                    item.name, f"cannot be read ({error.strerror}); make it readable"
-                ) from error
+            about = self._about(item)
             total = None if total is None else total + about.st_size
             known.append([os.path.realpath(item.path), about.st_size, about.st_mtime_ns])
         digest = hashlib.sha256(json.dumps(known).encode()).hexdigest()
         return (digest if identified else None), total
-
-
-def natural(path: PurePath) -> list[list[tuple[int, int, str]]]:
-    """The key of the natural order; see the module."""
-    return [
-        [
-            (0, int(run), run) if run.isascii() and run.isdigit() else (1, 0, run)
-            for run in re.split(r"([0-9]+)", part)
-            if run
-        ]
-        for part in path.parts
-    ]
 
 
 def _ending(path: Path) -> str:

@@ -71,6 +71,12 @@ class StoreInfo:
     """What was met on the way: the split, what was left out, long documents, characters that the
     training part lacks."""
 
+    @property
+    def piped(self) -> bool:
+        """Whether some of its text came through a pipe, so that it cannot be read again."""
+        sources = self.report.get("sources", {})
+        return any(about.get("piped", False) for about in sources.values())
+
 
 @dataclass(frozen=True)
 class TokenStore:
@@ -122,11 +128,19 @@ def open_store(folder: Path, corpus: str | None = None) -> TokenStore:
     )
 
 
-def find_store(cache_dir: Path, digest: str) -> Path | None:
-    """The folder of a whole store with this digest, if there is one."""
+def find_store(cache_dir: Path, digest: str, *, piped: bool = False) -> Path | None:
+    """The folder of a whole store with this digest, if there is one.
+
+    Args:
+        cache_dir: Where stores are kept.
+        digest: SHA-256 over the ids of both parts and the tokenizer's state.
+        piped: Take only a store whose text came through a pipe.
+    """
     for info in sorted(cache_dir.glob(f"[!.]*/{INFO_FILE}")):
-        if defect(info.parent) is None and _read_info(info.parent).digest == digest:
-            return info.parent
+        if defect(info.parent) is None:
+            about = _read_info(info.parent)
+            if about.digest == digest and (about.piped or not piped):
+                return info.parent
     return None
 
 

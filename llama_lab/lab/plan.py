@@ -144,6 +144,11 @@ class Resolver:
         )
 
     def _open(self, cli: LabCLI) -> TokenStore:
+        if piped := cli.datamodule.piped:
+            raise UserError(
+                f"--data.corpus {', '.join(piped)}: a pipe is read once, and every run of a study "
+                "looks for its text; save it to a file and name that"
+            )
         request = cli.datamodule.request
         key = json.dumps(dataclasses.asdict(request), sort_keys=True, default=str)
         if key not in self.stores:

@@ -15,7 +15,6 @@ import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from llama_lab.checkpoints import read_record
-from llama_lab.data.preparation import prepare_store
 from llama_lab.data.store import TokenStore, open_store
 from llama_lab.errors import UserError
 from llama_lab.files import write_atomically
@@ -67,7 +66,7 @@ def train(
     device = cli.trainer.strategy.root_device
     peak = memory.read(device)
     # Open since the training; a run that was at its end already never opened it.
-    store = cli.datamodule.store or open_store(prepare_store(cli.datamodule.request))
+    store = cli.datamodule.store or open_store(cli.datamodule.store_folder())
     found: dict[str, Any] = {
         "peak_bytes": peak,
         "scores": [

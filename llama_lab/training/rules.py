@@ -127,6 +127,14 @@ IDLE_TO_SCORE = (
     "data.num_workers",
     "model.init_from",
 )
+# Settings under which a corpus has the same token store.
+OF_ONE_STORE = (
+    "data.num_workers",
+    "data.cache_dir",
+    "data.batch_size",
+    "data.context_length",
+    "data.document_mask",
+)
 # What comes with weights, and what of that a new run may still choose.
 OF_WEIGHTS = ("model.decoder", "data.tokenizer", "data.vocab_size")
 FREE_WITH_WEIGHTS = (
@@ -196,6 +204,17 @@ def refuse_contradictions(use: str, record: Record, explicit: Mapping[str, Any])
         "init_from": "leave them out, or begin without --model.init_from",
     }.get(use, "leave them out: the checkpoint decides them")
     raise UserError(f"checkpoint {record.path}: {'; '.join(differing)}; {remedy}")
+
+
+def remakes_store(record: Record, explicit: Mapping[str, Any]) -> bool:
+    """Whether explicit settings ask for another token store than the checkpoint's run had."""
+    saved = flatten(record.settings)
+    return any(
+        name.startswith("data.")
+        and name not in OF_ONE_STORE
+        and _plain(saved.get(name)) != _plain(value)
+        for name, value in explicit.items()
+    )
 
 
 def tried_on(record: Record, explicit: Mapping[str, Any]) -> list[str]:

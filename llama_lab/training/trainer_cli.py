@@ -173,6 +173,7 @@ class LabCLI(LightningCLI):
         ordered, config_name, lists = arrange(parser, args)
         said = parser.parse_args(without_print_config(ordered), defaults=False)
         explicit = flatten(said.as_dict())
+        self.explicit = explicit
         name = explicit.get("name") or config_name
         base: dict[str, Any] = {"name": check_run_name(name or DEFAULT_RUN_NAME)}
         if self.verb != "fit":
@@ -228,8 +229,12 @@ class LabCLI(LightningCLI):
             # Its weights are in the checkpoint; the file that they once came from may be gone.
             self.model.init_from = None
             self.model.run.saved = self.ckpt_path
+            digest = self.record.progress.get("store_digest")
             if self.verb == "fit":
                 self.datamodule.expect_store(self.record.progress["store_digest"])
+            if digest and not rules.remakes_store(self.record, self.explicit):
+                named = {"data.corpus", "data.val_corpus"} & set(self.explicit)
+                self.datamodule.reuse_store(digest, unless_input=bool(named))
         self.trainer = self.instantiate_trainer()
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:

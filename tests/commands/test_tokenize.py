@@ -65,6 +65,30 @@ def test_the_same_text_is_told_of_by_the_files_that_it_now_comes_from(
     assert second["store"] == third["store"]
 
 
+def test_how_quotation_marks_are_read_makes_another_store(
+    told: Callable[..., Any], here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = [*TEXTS, '"' + "\n".join(TEXTS[:12]) + '"']
+    (here / "docs.tsv").write_text("id\ttext\n" + "".join(f"1\t{t.strip()}\n" for t in texts[:40]))
+    (here / "docs.csv").write_text("id,text\n" + "".join(f"1,{t.strip()}\n" for t in texts))
+    stray = told("--corpus", "docs.tsv")
+    assert stray["documents"] == 40
+    assert told("--corpus", "docs.tsv", "--quoting", "csv")["noted"] == []
+    (note,) = told("--corpus", "docs.csv")["noted"]
+    assert "from docs.csv, line 42; " in note
+    assert main(["tokenize", "--corpus", "docs.csv"]) == 0
+    assert "set --quoting none" in capsys.readouterr().out
+    (here / "marks.tsv").write_text('id\ttext\n1\t"both"\n2\tno\n')
+    stores = [
+        told("--corpus", "marks.tsv", "--quoting", quoting, "--val_fraction", "0.5")
+        for quoting in ("auto", "none", "csv")
+    ]
+    assert [about["characters"] for about in stores] == [8, 8, 6]
+    assert len({about["digest"] for about in stores}) == 2
+    argv = ("--corpus", "docs.csv", "--quoting", "none", "--on_bad_record", "skip")
+    assert told(*argv)["left_out"] != []
+
+
 def test_fit_finds_the_store_that_it_wrote(
     told: Callable[..., Any], here: Path, corpus_reads: list[str]
 ) -> None:
@@ -123,6 +147,7 @@ def test_gpt2s_two_files_give_the_published_numbers_of_tokens(
         (("--corpus", "docs.jsonl", "--tokenizer", "word"), "--tokenizer word is neither char nor"),
         (("--corpus", "docs.jsonl", "--vocab_size", "9"), "--vocab_size 9 would do nothing"),
         (("--corpus", "docs.jsonl", "--text_field", "body"), "no field 'body' (there is: text"),
+        (("--corpus", "docs.jsonl", "--quoting", "none"), "--quoting none would do nothing"),
         (("--corpus", "docs.jsonl", "--val_fraction", "2"), "--val_fraction 2.0 is not above 0"),
     ],
 )

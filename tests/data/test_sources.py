@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from llama_lab.data.sources import Reading, SourceRequest, natural
+from llama_lab.data.finding import natural
+from llama_lab.data.readers.streams import zstd_window
+from llama_lab.data.sources import Reading, SourceRequest
 from llama_lab.errors import UserError
 
 DOCUMENTS = [
@@ -65,15 +67,24 @@ def write_parquet(path: Path, **columns: Any) -> Path:
     return path
 
 
+def zstd() -> Any:
+    name = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
+    return pytest.importorskip(name)
+
+
 def packed(data: bytes, ending: str) -> bytes:
     if ending == ".gz":
         return gzip.compress(data)
     if ending == ".zst":
-        zstd = pytest.importorskip(
-            "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
-        )
-        return zstd.compress(data)
+        return bytes(zstd().compress(data))
     return data
+
+
+def packed_in_a_window(data: bytes, log: int) -> bytes:
+    """As ``zstd --long=LOG`` packs a stream whose length it does not know."""
+    names = zstd().CompressionParameter
+    packer = zstd().ZstdCompressor(options={names.window_log: log, names.content_size_flag: 0})
+    return bytes(packer.compress(data) + packer.flush())
 
 
 # ---- records ------------------------------------------------------------------------------------
@@ -87,11 +98,12 @@ def packed(data: bytes, ending: str) -> bytes:
         ("x.jsonl", b"\xef\xbb\xbf" + as_jsonl(DOCUMENTS, "\r\n\r\n", ensure_ascii=False)),
         ("x.json", as_jsonl(DOCUMENTS) + b"\n"),
         ("x.json", json.dumps([{"text": t} for t in DOCUMENTS], indent=1).encode()),
+        ("x.json", json.dumps({"v": 1.5, "data": [{"text": t} for t in DOCUMENTS]}).encode()),
+        ("x.json", json.dumps({"a": [{"text": t} for t in DOCUMENTS], "b": []}, indent=1).encode()),
+        ("x.json", "\n".join(json.dumps({"text": t}, indent=1) for t in DOCUMENTS).encode()),
         ("x.json", b"\n [" + as_jsonl(DOCUMENTS, ",", ensure_ascii=False) + b"] "),
         ("x.csv", as_csv(DOCUMENTS)),
         ("x.csv", b"\xef\xbb\xbf" + as_csv(DOCUMENTS, ";")),
-        ("x.csv", as_csv(DOCUMENTS, "\t")),
-        ("x.tsv", as_csv(DOCUMENTS, "\t")),
     ],
 )
 def test_records_come_back_character_for_character(
@@ -101,6 +113,18 @@ def test_records_come_back_character_for_character(
     path.write_bytes(packed(data, packing))
     assert documents(path) == DOCUMENTS
     assert reading(path).documents_are_records
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.tsv"])
+def test_between_tabs_quotation_marks_are_taken_off_only_when_asked(
+    tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(as_csv(DOCUMENTS, "\t"))
+    assert documents(path, quoting="csv") == DOCUMENTS
+    line = refusal(path)
+    assert 'there is: "id", "text";' in line
+    assert line.endswith("set --data.quoting csv")
 
 
 def test_parquet_comes_back_character_for_character(tmp_path: Path) -> None:
@@ -115,6 +139,58 @@ def test_an_array_is_read_record_by_record_whatever_the_chunks(
     path = tmp_path / "x.json"
     path.write_bytes(json.dumps([{"n": 12, "text": t} for t in DOCUMENTS]).encode())
     assert documents(path) == DOCUMENTS
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("held", [1, 1 << 20])
+def test_an_object_around_a_list_is_read_whatever_the_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, indent: int | None, held: int
+) -> None:
+    monkeypatch.setattr("llama_lab.data.readers.json_records.CHUNK_BYTES", 3)
+    monkeypatch.setattr("llama_lab.data.readers.json_records.HELD_CHARACTERS", held)
+    path = tmp_path / "x.json"
+    about = {"version": 12, "names": ["a"], "rows": [{"text": t} for t in DOCUMENTS], "z": None}
+    path.write_text(json.dumps(about, indent=indent))
+    assert documents(path) == DOCUMENTS
+    path.write_text(json.dumps({"spans": [{"text": "no"}], "text": "whole"}, indent=indent))
+    if held > 1:
+        assert documents(path) == ["whole"]
+    path.write_text(json.dumps({"n": 1, "text": "whole"}, indent=indent) + '\n{"text": "more"}')
+    assert documents(path) == ["whole", "more"]
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize(
+    ("about", "words"),
+    [
+        ({"train": [{"text": "a"}], "test": [{"text": "b"}]}, "whose keys train and test both"),
+        ({"meta": {"n": 1}, "names": ["a"]}, "'text' (there is: meta, names; name the text's"),
+        ({"data": [{"body": "a"}]}, "x.json, data, record 1: no field 'text' (there is: body;"),
+        ({"text": ["a", "b"]}, "the text is a list"),
+    ],
+)
+def test_an_object_whose_records_are_not_clear_is_refused_with_its_keys(
+    tmp_path: Path, about: dict[str, Any], words: str, indent: int | None
+) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(about, indent=indent))
+    assert words in refusal(path)
+
+
+def test_an_object_that_breaks_off_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    whole = json.dumps({"v": 1, "data": [{"text": "a"}, {"text": "b"}]}, indent=1)
+    for end in range(1, len(whole)):
+        path.write_text(whole[:end])
+        assert "not valid JSON" in refusal(path)
+    path.write_text(whole + "]")
+    assert "text follows the object" in refusal(path)
+
+
+def test_a_folder_of_objects_counts_those_without_a_text(tmp_path: Path) -> None:
+    for number, about in enumerate([{"text": "a"}, {"other": 1}, {"data": [{"text": "b"}]}]):
+        (tmp_path / f"{number}.json").write_text(json.dumps(about, indent=1))
+    assert documents(tmp_path, on_bad_record="skip") == ["a", "b"]
 
 
 def test_a_dataset_of_hugging_faces_library_is_read(tmp_path: Path) -> None:
@@ -195,6 +271,9 @@ def test_records_may_be_in_another_encoding(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_bytes(as_jsonl(DOCUMENTS, ensure_ascii=False).decode().encode("utf-16"))
     assert documents(path, encoding="utf-16") == DOCUMENTS
+    array = tmp_path / "x.json"
+    array.write_text(json.dumps([{"text": t} for t in DOCUMENTS], indent=1), encoding="utf-16")
+    assert documents(array, encoding="utf-16") == DOCUMENTS
     assert "set --data.encoding utf-16" in refusal(path)
 
 
@@ -205,6 +284,25 @@ def test_a_packed_file_that_is_cut_off_is_refused(tmp_path: Path, ending: str) -
     assert "cut off or broken" in refusal(path)
     path.write_bytes(b"no such thing")
     assert "cut off or broken" in refusal(path)
+
+
+@pytest.mark.parametrize("log", [27, 28, 31])
+def test_zstd_is_unpacked_whatever_its_window(tmp_path: Path, log: int) -> None:
+    path = tmp_path / "x.txt.zst"
+    path.write_bytes(packed_in_a_window(b"text", log))
+    assert zstd_window(path) == 2**log
+    assert documents(path) == ["text"]
+
+
+def test_a_window_that_is_too_large_is_named_with_the_remedy(tmp_path: Path) -> None:
+    path = tmp_path / "x.txt.zst"
+    frame = bytearray(packed_in_a_window(b"text", 31))
+    frame[5] += 1 << 3  # the exponent
+    path.write_bytes(frame)
+    line = refusal(path)
+    assert "needs a window of 4,294,967,296 bytes of memory" in line
+    assert "`zstd -d --long=31`" in line
+    assert "cut off" not in line
 
 
 def test_a_broken_parquet_file_is_refused(tmp_path: Path) -> None:
@@ -229,7 +327,7 @@ def test_a_folder_is_read_in_the_natural_order_of_its_paths(tmp_path: Path) -> N
     assert source.documents_are_records
     assert documents(tmp_path / "**" / "*.md") == ["b/2.md", "b/10.md"]
     assert documents(tmp_path / "10.txt", tmp_path / "b") == ["10.txt", "b/2.md", "b/10.md"]
-    assert "is named twice" in refusal(tmp_path / "b", tmp_path / "b" / "2.md")
+    assert "is named twice" in refusal(tmp_path / "10.txt", tmp_path / "b" / ".." / "10.txt")
 
 
 def test_the_natural_order_compares_runs_of_digits_as_numbers() -> None:
@@ -268,7 +366,12 @@ def test_line_ends_may_be_made_one(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(
     ("settings", "flag"),
-    [({"text_field": "x"}, "--data.text_field"), ({"delimiter": ","}, "--data.delimiter")],
+    [
+        ({"text_field": "x"}, "--data.text_field"),
+        ({"delimiter": ","}, "--data.delimiter"),
+        ({"quoting": "none"}, "--data.quoting"),
+        ({"quoting": "csv"}, "--data.quoting"),
+    ],
 )
 def test_a_setting_that_would_do_nothing_is_refused(
     tmp_path: Path, settings: dict[str, Any], flag: str

@@ -62,6 +62,7 @@ def test_an_arm_has_the_vocabulary_of_its_text_and_what_its_changes_say() -> Non
         ({"data.val_fraction": 0.2}, "give all arms the same"),
         ({"seed_everything": 3}, "which the study decides"),
         ({"name": "x"}, "which the study decides"),
+        ({"data.corpus": "-"}, "--data.corpus -: a pipe is read once"),
         ({"model.decoder.norm.kind": "rmsnorn"}, "arm other: "),
         ({"model.decoder.norm.bias": True}, "would do nothing"),
     ],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import threading
 
 import numpy as np
 import pytest
@@ -83,6 +85,14 @@ def test_a_run_on_standard_input_goes_on_without_it(
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode())))
     lab.fit(data__corpus="-", trainer__max_steps=2)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    loss = lab.metrics()[-1]["val_loss"]
+    for verb in ("validate", "test"):
+        outcome = lab(verb, "--name=tiny")
+        assert f"_loss {float(loss)!r}\n" in outcome.out, outcome.err
+    line = lab.refused("validate", "--name=tiny", "--data.val_fraction=0.3")
+    assert "the run read a pipe, and these settings make another token store" in line
+    line = lab.refused("validate", "--name=tiny", "--data.cache_dir=elsewhere")
+    assert "its own token store is not in --data.cache_dir elsewhere: pipe the same text" in line
     outcome = lab("fit", "--ckpt_path=last", "--trainer.max_steps=4")
     assert outcome.code == 0, outcome.err
     plain = lab.fit(name="plain", trainer__max_steps=4)
@@ -92,3 +102,38 @@ def test_a_run_on_standard_input_goes_on_without_it(
         for name in ("tiny", "plain")
     ]
     assert orders[0] == orders[1]
+
+
+def test_text_that_is_piped_in_again_by_name_is_read(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def feed(text: str) -> None:
+        buffer = io.BufferedReader(io.BytesIO(text.encode()))  # type: ignore[arg-type]
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(buffer))
+
+    feed(TEXT)
+    lab.fit(data__corpus="-", trainer__max_steps=2)
+    feed(TEXT[:4000])
+    assert "val_targets 399\n" in lab("validate", "--name=tiny", "--data.corpus=-").out
+    feed("")
+    piped = lab("validate", "--name=tiny", "--data.corpus=-")
+    assert f"val_targets {lab.metrics()[-1]['val_targets']}\n" in piped.out, piped.err
+    feed(TEXT[:4000])
+    line = lab.refused("fit", "--ckpt_path=last", "--data.corpus=-", "--trainer.max_steps=4")
+    assert "its tokens differ from those of the checkpoint" in line
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
+def test_a_run_on_a_named_pipe_goes_on_without_it(lab: Lab) -> None:
+    pipe = lab.folder / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=(TEXT,))
+    writer.start()
+    lab.fit(data__corpus="pipe", trainer__max_steps=2)
+    writer.join()
+    score = f"val_loss {float(lab.metrics()[-1]['val_loss'])!r}"
+    assert score in lab("validate", "--name=tiny").out  # nothing is waited for
+    pipe.unlink()
+    assert score in lab("validate", "--name=tiny").out
+    outcome = lab("fit", "--ckpt_path=last", "--trainer.max_steps=4")
+    assert outcome.code == 0, outcome.err

@@ -11,8 +11,10 @@ from typing import Any, Literal
 from llama_lab.errors import UserError
 
 OnBadRecord = Literal["stop", "skip"]
+Quoting = Literal["auto", "none", "csv"]
 
 FIELDS_NAMED = 12
+SKIPPED_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class SourceRequest:
         text_field: The field or column that holds a record's text; ``None`` means ``text``.
         encoding: Of text, JSON and tables; ``None`` means UTF-8.
         delimiter: Between a table's fields; ``None`` finds it in the header.
+        quoting: Whether quotation marks hold a table's field together (``csv``) or are text
+            (``none``); ``auto`` means ``none`` between tabs, else ``csv``.
         normalize_newlines: Whether CR LF and CR become LF.
         on_bad_record: Whether a record without a text ends the reading, or is counted and left out.
         data_dir: Where built-in corpora are kept.
@@ -42,6 +46,7 @@ class SourceRequest:
     text_field: str | None = None
     encoding: str | None = None
     delimiter: str | None = None
+    quoting: Quoting = "auto"
     normalize_newlines: bool = False
     on_bad_record: OnBadRecord = "stop"
     data_dir: Path = Path("data")
@@ -58,10 +63,31 @@ class SourceRequest:
 
 @dataclass
 class Bad:
-    """Records of one kind that hold no text: how many, and where the first is."""
+    """Records of one kind that hold no text: how many, where the first is, and over how many lines
+    of the file they run; 0 where that is not counted."""
 
     count: int
     first: str
+    n_lines: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; the lines where there are more of them than records."""
+        lines = {"lines": self.n_lines} if self.n_lines > self.count else {}
+        return {"count": self.count, "first": self.first, **lines}
+
+
+@dataclass
+class Noted:
+    """Records of one kind that were read and may be meant otherwise: how many, and one of them.
+
+    Attributes:
+        most: Lines of the longest one.
+        place: Where that one, or the first one, is.
+    """
+
+    count: int = 0
+    most: int = 0
+    place: str = ""
 
 
 @dataclass
@@ -71,47 +97,98 @@ class Tally:
     Attributes:
         files: Files read.
         skipped: Files of a folder that were left out: how many, by reason.
+        skipped_names: The first of those that are told by name, by reason.
+        piped: Whether some of it came through a pipe, which can be read but once.
         documents: Documents that were given.
         empty_documents: Documents and files without a character, which were left out.
         bad: Records that were left out, by reason.
+        long_records: Rows of a table that run over many lines.
+        kept_quotes: Fields between quotation marks that were kept as text.
     """
 
     files: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
+    skipped_names: dict[str, list[str]] = field(default_factory=dict)
+    piped: bool = False
     documents: int = 0
     empty_documents: int = 0
     bad: dict[str, Bad] = field(default_factory=dict)
+    long_records: Noted = field(default_factory=Noted)
+    kept_quotes: Noted = field(default_factory=Noted)
 
     @property
     def bad_records(self) -> int:
         """All of them."""
         return sum(bad.count for bad in self.bad.values())
 
-    def skip(self, reason: str) -> None:
-        """Count a file that is left out."""
+    def skip(self, reason: str, name: str | None = None) -> None:
+        """Count a file that is left out; it is told by its name where one is given."""
         self.skipped[reason] = self.skipped.get(reason, 0) + 1
+        if name is not None:
+            names = self.skipped_names.setdefault(reason, [])
+            names += [name] if len(names) < SKIPPED_NAMED else []
+
+    def long_record(self, n_lines: int, place: str) -> None:
+        """Note a row that runs over many lines."""
+        long = self.long_records
+        long.count += 1
+        if n_lines > long.most:
+            long.most, long.place = n_lines, place
+
+    def kept_quote(self, place: str) -> None:
+        """Note a field whose quotation marks were kept."""
+        self.kept_quotes.count += 1
+        self.kept_quotes.place = self.kept_quotes.place or place
+
+    def notes(self) -> list[str]:
+        """What was read and may be meant otherwise, for people; nothing where nothing was."""
+        long, kept, said = self.long_records, self.kept_quotes, []
+        if long.count:
+            said.append(
+                f"{long.count:,} row(s) run over many lines within quotation marks, the longest "
+                f"over {long.most:,} lines from {long.place}; if that mark is text, set "
+                "--data.quoting none"
+            )
+        if kept.count:
+            said.append(
+                f"{kept.count:,} field(s) begin and end with quotation marks, which were kept as "
+                f"text, the first at {kept.place}; to take them off, set --data.quoting csv"
+            )
+        return said
 
     def lines(self) -> list[str]:
         """What was left out, for people; nothing where nothing was."""
-        said = [f"{count:,} file(s) skipped: {why}" for why, count in self.skipped.items()]
+        said = []
+        for why, count in self.skipped.items():
+            names = self.skipped_names.get(why)
+            if names is None:
+                said.append(f"{count:,} file(s) skipped: {why}")
+            else:
+                named = ", ".join(names) + (", …" if count > len(names) else "")
+                said.append(f"{count:,} path(s) skipped: {why} ({named})")
         if self.empty_documents:
             said.append(f"{self.empty_documents:,} empty document(s) skipped")
         said += [
-            f"{bad.count:,} bad record(s) skipped: {why}, the first at {bad.first}"
+            f"{bad.count:,} bad record(s) skipped"
+            + (f", {bad.n_lines:,} lines in all" if bad.n_lines > bad.count else "")
+            + f": {why}, the first at {bad.first}"
             for why, bad in self.bad.items()
         ]
         return said
 
     def as_dict(self) -> dict[str, Any]:
         """The same for JSON."""
+        # What is rare has a key only where it was met: a store's name follows from this account.
+        named = {"skipped_names": dict(self.skipped_names)} if self.skipped_names else {}
         return {
             "files": self.files,
             "documents": self.documents,
             "empty_documents": self.empty_documents,
             "skipped_files": dict(self.skipped),
-            "bad_records": {
-                why: {"count": bad.count, "first": bad.first} for why, bad in self.bad.items()
-            },
+            "bad_records": {why: bad.as_dict() for why, bad in self.bad.items()},
+            **named,
+            **({"notes": notes} if (notes := self.notes()) else {}),
+            **({"piped": True} if self.piped else {}),
         }
 
 
@@ -122,14 +199,26 @@ class Records:
         self.request, self.tally = request, tally
         self.field = "text" if request.text_field is None else request.text_field
 
-    def bad(self, reason: str, place: str) -> None:
-        """Refuse a record, or count it and go on."""
+    def bad(
+        self, reason: str, place: str, *, n_lines: int = 0, more: str = "", remedy: str = ""
+    ) -> None:
+        """Refuse a record, or count it and go on.
+
+        Args:
+            reason: What is wrong; records are counted by what stands before a bracket.
+            place: Where.
+            n_lines: Lines of the file that it takes.
+            more: What the refusal says behind the reason.
+            remedy: What else helps than to mend it or to skip it.
+        """
         if self.request.on_bad_record == "stop":
+            ways = f"mend it, {f'{remedy}, ' if remedy else ''}"
             raise self.request.error(
-                place, f"{reason}; mend it, or set {self.request.flag('on_bad_record')} skip"
+                place, f"{reason}{more}; {ways}or set {self.request.flag('on_bad_record')} skip"
             )
         known = self.tally.bad.setdefault(reason.partition(" (")[0], Bad(0, place))
         known.count += 1
+        known.n_lines += n_lines
 
     def missing(self, fields: list[str]) -> str:
         """That the field is not there, with those that are."""

@@ -58,10 +58,20 @@ def _zstd() -> Any:
         ) from error
 
 
+def _unpacked_zstd(file: Any) -> Any:
+    """With the largest window that the library has: its default refuses what ``--long=28`` packs.
+
+    It takes as much memory as the window that the file asks for.
+    """
+    largest = _zstd().DecompressionParameter.window_log_max
+    return _zstd().ZstdFile(file, options={largest: largest.bounds()[1]})
+
+
 UNPACKERS: dict[str, Callable[[Any], Any]] = {
     ".gz": lambda file: gzip.GzipFile(fileobj=file, mode="rb"),
-    ".zst": lambda file: _zstd().ZstdFile(file),
+    ".zst": _unpacked_zstd,
 }
+ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
 def packing_of(path: Path) -> str | None:
@@ -92,8 +102,44 @@ def opened(path: Path, request: SourceRequest, count: Callable[[int], None]) -> 
         ) from error
     except Exception as error:
         if packing == ".zst" and type(error).__name__ == "ZstdError":
+            if "memory" in str(error):  # both of a window that is refused and of one too large
+                raise _too_wide(request, path, error) from error
             raise _broken(request, path, packing, error) from error
         raise
+
+
+def _too_wide(request: SourceRequest, path: Path, error: Exception) -> UserError:
+    bounds = _zstd().DecompressionParameter.window_log_max.bounds()
+    window = zstd_window(path)
+    words = "a window that is not known" if window is None else f"a window of {window:,} bytes"
+    return request.error(
+        shown(path),
+        f"needs {words} of memory to be unpacked, but the zstd here takes windows up to "
+        f"2^{bounds[1]} bytes, where there is room ({one_line(error)}); unpack it elsewhere with "
+        "`zstd -d --long=31`, or pack it anew without --long",
+    )
+
+
+def zstd_window(path: Path) -> int | None:
+    """Bytes of the window that the first frame asks for (RFC 8878, section 3.1.1.1).
+
+    ``None`` where the file is a pipe or does not begin with such a frame.
+    """
+    if not path.is_file():
+        return None
+    with open(path, "rb") as file:
+        head = file.read(18)
+    if head[:4] != ZSTD_MAGIC or len(head) < 6:
+        return None
+    single_segment = head[4] & 0x20
+    if not single_segment:
+        exponent, mantissa = head[5] >> 3, head[5] & 7
+        base = 1 << (10 + exponent)
+        return base + base // 8 * mantissa
+    # The window is the content, whose size stands behind the dictionary's number.
+    at = 5 + (0, 1, 2, 4)[head[4] & 3]
+    n_bytes = (1, 2, 4, 8)[head[4] >> 6]
+    return int.from_bytes(head[at : at + n_bytes], "little") + (256 if n_bytes == 2 else 0)
 
 
 def _broken(
