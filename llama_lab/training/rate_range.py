@@ -1,18 +1,25 @@
-"""A learning-rate range test: one short training whose rate grows from step to step.
+"""A learning-rate range test: a short training whose rate grows from step to step.
 
 Source: Smith 2017, arXiv:1506.01186, section 3.3; with a rate that grows geometrically.
+
+A curve is read only where its loss falls by more than its own noise: on a flat one, the steepest
+place is the noise's. Each batch moves a loss anew, so that the noise is seen in the differences of
+neighbours, whose mean square is twice its variance (von Neumann 1941).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from statistics import fmean
+from itertools import pairwise
+from statistics import NormalDist, fmean
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.cli import LightningArgumentParser
 
 from llama_lab.errors import UserError
 from llama_lab.training.callbacks import StepSeeds
@@ -24,6 +31,11 @@ SMOOTHING = 0.9
 """How much of its running mean each loss keeps."""
 GONE = 1.5
 """Times the lowest running mean, behind which nothing more is to be seen."""
+
+ENOUGH_STEPS = 100
+"""In all trainings together, where their number is not given."""
+CHANCE = 0.0001
+"""Probability with which a flat curve may pass for one that falls."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +51,10 @@ class RangeTest:
     steps: int = 200
     """Optimiser steps from one to the other, the rate growing by the same factor at each."""
 
+    repeats: int | None = None
+    """Trainings whose losses are averaged, each with a seed of its own; null means as many as make
+    100 steps."""
+
     def __post_init__(self) -> None:
         if not 0 < self.lr_min < self.lr_max < math.inf:
             raise UserError(
@@ -47,6 +63,13 @@ class RangeTest:
             )
         if self.steps < 20:
             raise UserError(f"--steps {self.steps}: must be 20 or more, to see a slope")
+        if self.repeats is not None and self.repeats < 1:
+            raise UserError(f"--repeats {self.repeats}: must be 1 or more, or null")
+
+    @property
+    def trainings(self) -> int:
+        """How many there are: few steps put the lowest loss where chance does."""
+        return self.repeats or math.ceil(ENOUGH_STEPS / self.steps)
 
     def rate(self, step: int) -> float:
         """Learning rate of a step, 0 for the first."""
@@ -93,17 +116,69 @@ class Walk:
         return max(1, len(self.losses) // 20)
 
     @property
+    def whole(self) -> range:
+        """The steps with as many losses on each side as the mean takes."""
+        return range(self.span, len(self.losses) - self.span)
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of a loss about the curve, seen before the loss leaves."""
+        before = max(self._lowest_step, 5 * self.span)
+        moves = [(b - a) ** 2 for a, b in pairwise(self.losses[: before + 1])]
+        return math.sqrt(fmean(moves) / 2) if moves else 0.0
+
+    @property
+    def fall(self) -> float:
+        """From the first mean to the lowest one that shares no loss with it."""
+        later = self.whole[2 * self.span + 1 :]
+        smoothed = self.smoothed
+        return smoothed[self.span] - min(smoothed[i] for i in later) if later else 0.0
+
+    @property
+    def fall_by_chance(self) -> float:
+        """What noise alone makes of it, but for :data:`CHANCE`: one bound for all places together
+        (Bonferroni)."""
+        places = max(1, len(self.whole) - 2 * self.span - 1)
+        width = 2 * self.span + 1
+        return NormalDist().inv_cdf(1 - CHANCE / places) * self.noise * math.sqrt(2 / width)
+
+    @property
+    def falls(self) -> bool:
+        """Whether the loss falls by more than noise: without it no rate is to be read."""
+        return self.fall > self.fall_by_chance
+
+    @property
+    def rises(self) -> bool:
+        """Whether the loss only leaves: the first rate is above all that the training bears."""
+        return not self.falls and (
+            self.left or self.losses[-1] - self.losses[0] > self.fall_by_chance
+        )
+
+    @property
     def lowest(self) -> float:
         """The rate at which the smoothed loss was lowest."""
-        return self.rates[self.smoothed.index(min(self.smoothed))]
+        return self.rates[self._lowest_step]
+
+    @property
+    def _lowest_step(self) -> int:
+        return min(self.whole, key=lambda i: self.smoothed[i], default=0)
 
     @property
     def steepest(self) -> float:
         """The rate, before that, at which the smoothed loss fell fastest per factor of the rate."""
         losses, span = self.smoothed, self.span
-        last = min(losses.index(min(losses)), len(losses) - 1 - span)
-        falls = {losses[i - span] - losses[i + span]: i for i in range(span, last + 1)}
+        falls = {losses[i - span] - losses[i + span]: i for i in range(span, self._lowest_step + 1)}
         return self.rates[falls[max(falls)]] if falls else self.lowest
+
+
+def averaged(walks: Sequence[Walk]) -> Walk:
+    """The mean of several walks, as far as all of them went."""
+    length = min(len(walk.losses) for walk in walks)
+    return Walk(
+        rates=walks[0].rates[:length],
+        losses=[fmean(walk.losses[i] for walk in walks) for i in range(length)],
+        left=any(walk.left for walk in walks),
+    )
 
 
 class GrowingRate(Callback):
@@ -137,11 +212,16 @@ class GrowingRate(Callback):
 class RangeCLI(LabCLI):
     """``fit``'s command line, for a training that leaves nothing behind."""
 
-    def __init__(self, args: list[str], test: RangeTest) -> None:
-        self.test = test
+    def __init__(self, args: list[str], test: RangeTest, repeat: int = 0) -> None:
+        self.test, self.repeat = test, repeat
         steps = f"{test.steps}"
         own = [f"--trainer.max_steps={steps}", f"--trainer.val_check_interval={steps}"]
         super().__init__("fit", [*args, *own])
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse; each repeat has the next seed."""
+        super().parse_arguments(parser, args)
+        self.config["seed_everything"] += self.repeat
 
     def run_callbacks(self) -> list[Any]:
         """Seeds as in a run, and the rate."""

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
@@ -31,7 +30,7 @@ from llama_lab.data.datamodule import TextDataModule
 from llama_lab.errors import UserError
 from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.parsing import readable
-from llama_lab.training import automatic, rules
+from llama_lab.training import rules
 from llama_lab.training.arguments import (
     GLOBAL_SEED,
     arrange,
@@ -46,11 +45,11 @@ from llama_lab.training.continuing import ended_early, place_of
 from llama_lab.training.diagnostics import Diagnostics
 from llama_lab.training.lists import left_out, lists_in
 from llama_lab.training.module import LanguageModel
-from llama_lab.training.precision import settle_precision
 from llama_lab.training.progress import RunProgress, closing
 from llama_lab.training.receipts import Receipt, mark_finished
 from llama_lab.training.records import RunFolder
 from llama_lab.training.stopping import StopSignals, signals_end_the_command
+from llama_lab.training.trainers import build_trainer
 from llama_lab.training.user_callbacks import (
     EarlyEnds,
     InRunFolder,
@@ -343,25 +342,6 @@ def check_architecture(record: Record) -> None:
     with torch.device("meta"):
         wanted = Decoder(DecoderConfig.from_dict(record.decoder)).state_dict()
     check_weights(wanted, record)
-
-
-def build_trainer(build: Callable[..., Trainer], *, precision: object, **settings: Any) -> Trainer:
-    """Lightning's trainer; what it refuses is told in one line."""
-    try:
-        trainer = build(**settings)
-    except (MisconfigurationException, ValueError, TypeError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"--trainer: {reason}") from error
-    automatic.take_over(trainer)
-    for name in automatic.leave_out_foreign_callbacks(trainer, settings["callbacks"]):
-        print(f"callback {name}: an installed package brought it, left out", file=sys.stderr)
-    if trainer.strategy.root_device.type == "cpu" and precision in rules.HALF_PRECISIONS:
-        raise UserError(
-            f"--trainer.precision {precision}: half precision needs a GPU (Lightning would take "
-            "another without asking); set bf16-mixed or 32-true"
-        )
-    settle_precision(trainer)
-    return trainer
 
 
 def main(verb: str, args: list[str]) -> int:
