@@ -18,6 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from llama_lab.errors import Stopped
+from llama_lab.signals import SIGNALS, stopped_by
+
 # Nobody kills a worker but the system, and that for its memory.
 # Windows has no SIGKILL, whose number is 9.
 KILLED = {-9: ("out_of_memory", " (as a rule the system's, out of memory)")}
@@ -64,6 +67,9 @@ class Worker:
             answer: dict[str, Any] = json.loads(line)
             return answer
         code, self.process = process.wait(), None
+        if -code in SIGNALS:  # it came between two runs, or before the worker was up
+            stop = stopped_by(-code)
+            return {"end": "stopped", "reason": str(stop), "signum": int(stop.signum)}
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         end, hint = KILLED.get(code, ("crashed", ""))
         return {"end": end, "reason": f"the process ended by {how}{hint}; see {job.log}"}
@@ -131,13 +137,16 @@ class Pool:
         *,
         seconds_between: float = 0.5,
     ) -> None:
-        """Give the jobs out in their order, until all are done or one was stopped.
+        """Give the jobs out in their order, until all are done.
 
         Args:
             jobs: What to do.
             on_end: Told of each answer, in the caller's thread.
             while_waiting: Called now and then with the jobs under way, in the caller's thread.
             seconds_between: How often.
+
+        Raises:
+            Stopped: A worker was asked to stop; the others are when the pool is left.
         """
         waiting = list(jobs)
         under_way: dict[int, Job] = {}
@@ -150,10 +159,9 @@ class Pool:
                 answers.append((index, job, answer))
                 changed.notify()
 
-        stopped = False
-        while under_way or (waiting and not stopped):
+        while under_way or waiting:
             for index in range(len(self.workers)):
-                if index not in under_way and waiting and not stopped:
+                if index not in under_way and waiting:
                     under_way[index] = job = waiting.pop(0)
                     threading.Thread(target=work, args=(index, job), daemon=True).start()
             with changed:
@@ -162,6 +170,9 @@ class Pool:
                 done, answers[:] = list(answers), []
             for index, job, answer in done:
                 del under_way[index]
-                stopped = stopped or answer["end"] == "stopped"
                 on_end(job, answer)
+                if answer["end"] == "stopped":
+                    # A run says how `fit` would go on with it; a study goes on otherwise.
+                    how = answer["reason"].partition(";")[0]
+                    raise Stopped(answer["signum"], f"the worker of {job.key} was {how}")
             while_waiting(list(under_way.values()))

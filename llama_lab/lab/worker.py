@@ -33,6 +33,7 @@ from llama_lab.errors import Diverged, RunError, Stopped, UserError
 from llama_lab.lab.tasks import TASKS
 from llama_lab.model.devices import best_device, device_function
 from llama_lab.model.settings import SettingError
+from llama_lab.signals import SIGNALS, signals_end_the_command
 
 
 def main() -> int:
@@ -69,14 +70,15 @@ def perform(request: dict[str, Any]) -> dict[str, Any]:
     """
     with printing_to(Path(request["log"])), as_before():
         try:
-            found = TASKS[request["do"]](**request["with"])
+            with signals_end_the_command():
+                found = TASKS[request["do"]](**request["with"])
             return {"end": "finished", "reason": "", **found}
         except Diverged as error:
             return _ended("diverged", error)
         except (UserError, SettingError) as error:
             return _ended("refused", error)
-        except (Stopped, KeyboardInterrupt) as stop:
-            return _ended("stopped", stop)
+        except Stopped as stop:
+            return {**_ended("stopped", stop), "signum": int(stop.signum)}
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, MemoryError) or "out of memory" in str(error).lower():
                 return _ended("out_of_memory", error)
@@ -117,7 +119,7 @@ def as_before() -> Iterator[None]:
     environment, threads = dict(os.environ), torch.get_num_threads()
     precision = torch.get_float32_matmul_precision()
     deterministic = torch.are_deterministic_algorithms_enabled()
-    signals = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signals = {number: signal.getsignal(number) for number in SIGNALS}
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)

@@ -49,7 +49,7 @@ from llama_lab.training.precision import settle_precision
 from llama_lab.training.progress import RunProgress, closing
 from llama_lab.training.receipts import Receipt, mark_finished
 from llama_lab.training.records import RunFolder
-from llama_lab.training.stopping import StopSignals, signals_end_the_command
+from llama_lab.training.stopping import StopSignals
 from llama_lab.training.user_callbacks import (
     EarlyEnds,
     InRunFolder,
@@ -364,12 +364,11 @@ def main(verb: str, args: list[str]) -> int:
         0; every other ending is an exception.
     """
     quiet()
-    with signals_end_the_command():
-        cli = LabCLI(verb, args)
-        if verb == "fit":
-            cli.fit()
-        else:
-            cli.evaluate()
+    cli = LabCLI(verb, args)
+    if verb == "fit":
+        cli.fit()
+    else:
+        cli.evaluate()
     return 0
 
 
