@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from llama_lab.errors import Stopped
 from llama_lab.signals import SIGNALS, stopped_by
@@ -51,6 +51,7 @@ class Worker:
     device: int | None = None
     keep_open: tuple[int, ...] = ()
     process: subprocess.Popen[str] | None = None
+    speech: threading.Thread | None = None
 
     def perform(self, job: Job) -> dict[str, Any]:
         """The worker's answer; where it died, what that was."""
@@ -78,17 +79,22 @@ class Worker:
         environment = {**os.environ, "OMP_NUM_THREADS": str(self.threads)}
         if self.device is not None:
             environment["CUDA_VISIBLE_DEVICES"] = str(self.device)
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", "llama_lab.lab.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             encoding="utf-8",
+            errors="replace",
             env=environment,
             pass_fds=self.keep_open,
             # Ctrl-C is for the study, which asks its workers to stop in its own time.
             start_new_session=True,
         )
+        self.speech = threading.Thread(target=pass_on, args=(process.stderr,), daemon=True)
+        self.speech.start()
+        return process
 
     def stop(self) -> None:
         """Let it save what it is at, and wait for that."""
@@ -103,6 +109,18 @@ class Worker:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        if self.speech is not None:
+            self.speech.join(1)
+
+
+def pass_on(speech: IO[str]) -> None:
+    """Say what a worker says between its runs, through this process's own standard error.
+
+    On the same terminal it would go through the middle of a table that is being drawn.
+    """
+    for line in speech:
+        sys.stderr.write(line)
+        sys.stderr.flush()
 
 
 @dataclass
