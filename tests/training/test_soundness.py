@@ -27,11 +27,12 @@ class NotANumber(Callback):
 def test_advice_for_a_gradient_that_is_not_finite_under_a_finite_loss_is_not_to_clip(
     lab: Lab, clip: float | None
 ) -> None:
-    # At a step that ends with a validation: before it the weights are looked at as well.
-    broken = f"{{class_path: {__name__}.NotANumber, init_args: {{step: 5}}}}"
-    outcome = lab("fit", *flags(trainer__callbacks=broken, trainer__gradient_clip_val=clip))
+    # At a step that saves: the weights are looked at before they are written.
+    broken = f"{{class_path: {__name__}.NotANumber, init_args: {{step: 4}}}}"
+    settings = {"trainer__gradient_clip_val": clip, "checkpoint_every": 4}
+    outcome = lab("fit", *flags(**settings, trainer__callbacks=broken))
     assert outcome.code == 1
-    assert "the training loss is finite, but a gradient is not finite at step 5" in outcome.err
+    assert "the training loss is finite, but a gradient is not finite at step 4" in outcome.err
     assert "gradient_clip_val" not in outcome.err
     assert "--trainer.precision 32-true" in outcome.err
     assert "--trainer.detect_anomaly true" in outcome.err
