@@ -19,7 +19,13 @@ NARROWEST_NAME = 8
 # Title, line of the seeds, three lines below the table, and the cursor's.
 LINES_AROUND = 6
 STYLES = {"finished": "green", "running": "bold", "waiting": "dim"}
-SHORT = {"diverged": "div.", "out of memory": "memory", "crashed": "crash", "refused": "refuse"}
+SHORT = {
+    "stopped": "stop",
+    "diverged": "div.",
+    "out of memory": "memory",
+    "crashed": "crash",
+    "refused": "refuse",
+}
 
 
 @dataclass
@@ -133,8 +139,9 @@ def lay_out(grid: Grid, width: int, height: int | None) -> Layout:
     means = 2 * (CELL_WIDTHS[-1] + 1 + GAP) if compared else 0
     narrow = max(CELL_WIDTHS[-1], *(len(str(seed)) for seed in seeds))
     widths = [max(cell, narrow) for cell in CELL_WIDTHS]
-    # The differences are worth more than long cells, and a cell for each seed more than both.
-    choices = [(cell, extra) for extra in (means, 0) for cell in widths]
+    # A cell for each seed is worth most, then the loss of a run under way, then the means.
+    long, middle, short = widths
+    choices = [(long, means), (middle, means), (middle, 0), (short, means), (short, 0)]
     cell, extra = next(
         (c for c in choices if name + len(seeds) * (c[0] + GAP) + c[1] <= width), (narrow, 0)
     )

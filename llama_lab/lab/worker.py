@@ -42,11 +42,13 @@ def main() -> int:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     requests: queue.Queue[str | None] = queue.Queue()
-    busy = threading.Event()
-    threading.Thread(target=_read, args=(requests, busy), daemon=True).start()
+    busy, alone = threading.Event(), threading.Event()
+    threading.Thread(target=_read, args=(requests, busy, alone), daemon=True).start()
     while (line := requests.get()) is not None:
         request = json.loads(line)
         busy.set()
+        if alone.is_set():  # it was stopped before its first run began
+            break
         answer = perform(request)
         busy.clear()
         with contextlib.suppress(BrokenPipeError):
@@ -54,10 +56,11 @@ def main() -> int:
     return 0
 
 
-def _read(requests: queue.Queue[str | None], busy: threading.Event) -> None:
+def _read(requests: queue.Queue[str | None], busy: threading.Event, alone: threading.Event) -> None:
     for line in sys.stdin:
         requests.put(line)
     requests.put(None)
+    alone.set()  # before the look at `busy`, as main() looks here after setting that
     if busy.is_set():  # whoever asked is gone: save the run and end
         os.kill(os.getpid(), signal.SIGTERM)
 

@@ -206,9 +206,12 @@ def test_a_study_that_goes_on_shows_what_is_there(stopped: tuple[Path, int, str]
         folder, "ablate", "--config", "trial.yaml", "--trainer.max_steps", "100000", NO_COLOR="1"
     )
     wait_for_words(terminal, "bits per byte: latest validation (best so far)")
+    # Its worker has only just been started, and must not begin the run.
     terminal.process.send_signal(signal.SIGINT)
+    asked = time.monotonic()
     code, out = terminal.ended()
     assert code == 130
+    assert time.monotonic() - asked < 60
     rows = {line.split()[0]: line for line in plain_lines(out) if line.count("  ") > 2}
     assert "diverged at 0%" in rows["explodes"]
     first = next(line for line in plain_lines(out) if line.startswith("base       "))
