@@ -15,6 +15,7 @@ from llama_lab.commands.output import discard_stdout, write_utf8
 from llama_lab.configs import nearest
 from llama_lab.errors import RunError, Stopped, UserError
 from llama_lab.model.settings import SettingError
+from llama_lab.signals import signals_end_the_command
 
 
 class Command(NamedTuple):
@@ -47,7 +48,8 @@ def main(argv: list[str]) -> int:
     """Run ``llama-lab`` with these arguments and return its exit code."""
     write_utf8()
     try:
-        return dispatch(argv)
+        with signals_end_the_command():
+            return dispatch(argv)
     except (UserError, SettingError) as error:
         return _end(error, USER_ERROR)
     except RunError as error:

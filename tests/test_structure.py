@@ -22,7 +22,7 @@ ORDER = [
     {"generation", "interop"},
     {"data"},
     {"parsing"},
-    {"checkpoints", "configs", "files"},
+    {"checkpoints", "configs", "files", "signals"},
     {"yaml_text"},
     {"errors"},
     {"model"},

@@ -144,7 +144,6 @@ def measure_parts(study: PartStudy, command: str, threads: int | None, report_on
     from llama_lab.lab.part_report import line, read_part_report, write_part_report
     from llama_lab.lab.part_run import run_parts
     from llama_lab.lab.run import default_threads
-    from llama_lab.training.stopping import signals_end_the_command
 
     folder = logs_folder(None).absolute() / "studies" / study.name
     refuse_trained(folder)
@@ -159,7 +158,7 @@ def measure_parts(study: PartStudy, command: str, threads: int | None, report_on
             flush=True,
         )
         width = max(map(len, study.parts))
-        with alone_in(folder), signals_end_the_command():
+        with alone_in(folder):
             report = run_parts(
                 study, command, n_threads, lambda part: print(line(part, width), flush=True)
             )
@@ -172,9 +171,8 @@ def carry_out(run: StudyRun, command: str, *, report_only: bool) -> int:
     """Plan, say what will be done, do it, and report."""
     from llama_lab.lab.conclude import conclude
     from llama_lab.lab.report import write_reports
-    from llama_lab.training.stopping import signals_end_the_command
 
-    with signals_end_the_command(), run.pool() as pool:
+    with run.pool() as pool:
         estimate = run.plan(pool)
         print("\n".join(announcement(run, estimate)), flush=True)
         if not report_only:

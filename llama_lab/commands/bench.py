@@ -62,13 +62,11 @@ def main(argv: list[str], prog: str) -> int:
     # torch and Lightning take seconds to import, and neither --help nor a slip needs them.
     from llama_lab.lab.bench import bench
     from llama_lab.training.automatic import work_alone
-    from llama_lab.training.stopping import signals_end_the_command
     from llama_lab.training.trainer_cli import quiet
 
     quiet()
     work_alone("llama-lab bench")
-    with signals_end_the_command():
-        result = bench(options.CONFIG, [f"{flag}={value}" for flag, value in flags], _say)
+    result = bench(options.CONFIG, [f"{flag}={value}" for flag, value in flags], _say)
     if options.format == "json":
         print(json.dumps(asdict(result), indent=2))
     else:

@@ -43,7 +43,6 @@ def main(argv: list[str], prog: str) -> int:
     require_extra()
     from llama_lab.lab.range_report import sentences, write_range
     from llama_lab.training.rate_range import RangeCLI, RangeTest
-    from llama_lab.training.stopping import signals_end_the_command
     from llama_lab.training.trainer_cli import quiet
 
     quiet()
@@ -52,11 +51,8 @@ def main(argv: list[str], prog: str) -> int:
     folder = Path(options.output) if options.output else logs_folder(None) / "lr-range" / name
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--output {folder}: is a file; name a folder")
-    with signals_end_the_command():
-        cli = RangeCLI(
-            [f"--config={options.CONFIG}", *(f"{f.name}={f.value}" for f in flags)], test
-        )
-        walk = cli.walk()
+    cli = RangeCLI([f"--config={options.CONFIG}", *(f"{f.name}={f.value}" for f in flags)], test)
+    walk = cli.walk()
     if not cli.trainer.is_global_zero:
         return 0
     if len(walk.rates) < test.steps // 10:

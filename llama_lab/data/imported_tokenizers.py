@@ -23,7 +23,7 @@ from llama_lab.data.tokenizer import (
     UnknownCharacters,
     refuse_surrogates,
 )
-from llama_lab.errors import UserError
+from llama_lab.errors import Stopped, UserError
 
 SHOWN_CHARACTERS = 20
 # <pad>, [PAD], <|padding|>, <|finetune_right_pad_id|>
@@ -194,7 +194,7 @@ class HuggingFaceTokenizer(ImportedTokenizer):
 def _backend(json_text: str) -> hugging_face.Tokenizer:
     try:
         return hugging_face.Tokenizer.from_str(json_text)
-    except (KeyboardInterrupt, SystemExit):
+    except (Stopped, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # the library panics (no Exception) on some broken files
         reason = " ".join(str(error).split())

@@ -19,6 +19,9 @@ from llama_lab.training.records import read_rows
 if TYPE_CHECKING:
     from llama_lab.lab.run import Run
 
+# How a run can have ended for good; anything else is tried again at the next start.
+FINAL = ("finished", "diverged", "refused")
+
 
 def outcome_of(folder: Path) -> dict[str, Any]:
     """How a run ended; ``waiting`` where it has not."""

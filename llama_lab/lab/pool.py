@@ -16,7 +16,10 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+from llama_lab.errors import Stopped
+from llama_lab.signals import SIGNALS, stopped_by
 
 # Nobody kills a worker but the system, and that for its memory.
 # Windows has no SIGKILL, whose number is 9.
@@ -48,6 +51,7 @@ class Worker:
     device: int | None = None
     keep_open: tuple[int, ...] = ()
     process: subprocess.Popen[str] | None = None
+    speech: threading.Thread | None = None
 
     def perform(self, job: Job) -> dict[str, Any]:
         """The worker's answer; where it died, what that was."""
@@ -64,6 +68,9 @@ class Worker:
             answer: dict[str, Any] = json.loads(line)
             return answer
         code, self.process = process.wait(), None
+        if -code in SIGNALS:  # it came between two runs, or before the worker was up
+            stop = stopped_by(-code)
+            return {"end": "stopped", "reason": str(stop), "signum": int(stop.signum)}
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         end, hint = KILLED.get(code, ("crashed", ""))
         return {"end": end, "reason": f"the process ended by {how}{hint}; see {job.log}"}
@@ -72,17 +79,22 @@ class Worker:
         environment = {**os.environ, "OMP_NUM_THREADS": str(self.threads)}
         if self.device is not None:
             environment["CUDA_VISIBLE_DEVICES"] = str(self.device)
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", "llama_lab.lab.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             encoding="utf-8",
+            errors="replace",
             env=environment,
             pass_fds=self.keep_open,
             # Ctrl-C is for the study, which asks its workers to stop in its own time.
             start_new_session=True,
         )
+        self.speech = threading.Thread(target=pass_on, args=(process.stderr,), daemon=True)
+        self.speech.start()
+        return process
 
     def stop(self) -> None:
         """Let it save what it is at, and wait for that."""
@@ -97,6 +109,18 @@ class Worker:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        if self.speech is not None:
+            self.speech.join(1)
+
+
+def pass_on(speech: IO[str]) -> None:
+    """Say what a worker says between its runs, through this process's own standard error.
+
+    On the same terminal it would go through the middle of a table that is being drawn.
+    """
+    for line in speech:
+        sys.stderr.write(line)
+        sys.stderr.flush()
 
 
 @dataclass
@@ -131,13 +155,16 @@ class Pool:
         *,
         seconds_between: float = 0.5,
     ) -> None:
-        """Give the jobs out in their order, until all are done or one was stopped.
+        """Give the jobs out in their order, until all are done.
 
         Args:
             jobs: What to do.
             on_end: Told of each answer, in the caller's thread.
             while_waiting: Called now and then with the jobs under way, in the caller's thread.
             seconds_between: How often.
+
+        Raises:
+            Stopped: A worker was asked to stop; the others are when the pool is left.
         """
         waiting = list(jobs)
         under_way: dict[int, Job] = {}
@@ -150,10 +177,9 @@ class Pool:
                 answers.append((index, job, answer))
                 changed.notify()
 
-        stopped = False
-        while under_way or (waiting and not stopped):
+        while under_way or waiting:
             for index in range(len(self.workers)):
-                if index not in under_way and waiting and not stopped:
+                if index not in under_way and waiting:
                     under_way[index] = job = waiting.pop(0)
                     threading.Thread(target=work, args=(index, job), daemon=True).start()
             with changed:
@@ -162,6 +188,9 @@ class Pool:
                 done, answers[:] = list(answers), []
             for index, job, answer in done:
                 del under_way[index]
-                stopped = stopped or answer["end"] == "stopped"
                 on_end(job, answer)
+                if answer["end"] == "stopped":
+                    # A run says how `fit` would go on with it; a study goes on otherwise.
+                    how = answer["reason"].partition(";")[0]
+                    raise Stopped(answer["signum"], f"the worker of {job.key} was {how}")
             while_waiting(list(under_way.values()))

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from llama_lab.errors import RunError
-from llama_lab.lab.collect import outcome_of, primary_of, write_outcome
+from llama_lab.lab.collect import FINAL, outcome_of, primary_of, write_outcome
 from llama_lab.lab.estimate import Estimate, estimate
 from llama_lab.lab.ledger import Ledger, alone_in
 from llama_lab.lab.plan import PlannedArm, Resolver, plan_study
@@ -25,9 +25,6 @@ from llama_lab.lab.progress import StudyProgress
 from llama_lab.lab.receipts import refuse_other_work
 from llama_lab.lab.study import Study
 from llama_lab.training.receipts import read_receipt
-
-# How a run can have ended for good; anything else is tried again at the next start.
-FINAL = ("finished", "diverged", "refused")
 
 
 @dataclass(frozen=True)
@@ -144,7 +141,7 @@ class StudyRun:
         left = [run for run in runs if outcome_of(run.folder)["end"] not in FINAL]
         self._refuse_other_settings(runs)
         jobs = [self._job(run) for run in left]
-        with StudyProgress(title, runs, done=len(runs) - len(left)) as progress:
+        with StudyProgress(title, runs, self.study) as progress:
 
             def keep(job: Job, answer: dict[str, Any]) -> None:
                 run = next(run for run in left if run.key == job.key)

@@ -33,6 +33,7 @@ from llama_lab.errors import Diverged, RunError, Stopped, UserError
 from llama_lab.lab.tasks import TASKS
 from llama_lab.model.devices import best_device, device_function
 from llama_lab.model.settings import SettingError
+from llama_lab.signals import SIGNALS, signals_end_the_command
 
 
 def main() -> int:
@@ -41,11 +42,13 @@ def main() -> int:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     requests: queue.Queue[str | None] = queue.Queue()
-    busy = threading.Event()
-    threading.Thread(target=_read, args=(requests, busy), daemon=True).start()
+    busy, alone = threading.Event(), threading.Event()
+    threading.Thread(target=_read, args=(requests, busy, alone), daemon=True).start()
     while (line := requests.get()) is not None:
         request = json.loads(line)
         busy.set()
+        if alone.is_set():  # it was stopped before its first run began
+            break
         answer = perform(request)
         busy.clear()
         with contextlib.suppress(BrokenPipeError):
@@ -53,10 +56,11 @@ def main() -> int:
     return 0
 
 
-def _read(requests: queue.Queue[str | None], busy: threading.Event) -> None:
+def _read(requests: queue.Queue[str | None], busy: threading.Event, alone: threading.Event) -> None:
     for line in sys.stdin:
         requests.put(line)
     requests.put(None)
+    alone.set()  # before the look at `busy`, as main() looks here after setting that
     if busy.is_set():  # whoever asked is gone: save the run and end
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -69,14 +73,15 @@ def perform(request: dict[str, Any]) -> dict[str, Any]:
     """
     with printing_to(Path(request["log"])), as_before():
         try:
-            found = TASKS[request["do"]](**request["with"])
+            with signals_end_the_command():
+                found = TASKS[request["do"]](**request["with"])
             return {"end": "finished", "reason": "", **found}
         except Diverged as error:
             return _ended("diverged", error)
         except (UserError, SettingError) as error:
             return _ended("refused", error)
-        except (Stopped, KeyboardInterrupt) as stop:
-            return _ended("stopped", stop)
+        except Stopped as stop:
+            return {**_ended("stopped", stop), "signum": int(stop.signum)}
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, MemoryError) or "out of memory" in str(error).lower():
                 return _ended("out_of_memory", error)
@@ -117,7 +122,7 @@ def as_before() -> Iterator[None]:
     environment, threads = dict(os.environ), torch.get_num_threads()
     precision = torch.get_float32_matmul_precision()
     deterministic = torch.are_deterministic_algorithms_enabled()
-    signals = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signals = {number: signal.getsignal(number) for number in SIGNALS}
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)

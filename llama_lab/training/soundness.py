@@ -37,7 +37,8 @@ def check_finite(
     norms = torch._foreach_norm([p.detach() for p in network.parameters()], torch.inf)
     if not bool(torch.isfinite(torch.stack(norms)).all()):
         if grad_norm is not None and not bool(torch.isfinite(grad_norm)):
-            raise diverged("a gradient (the loss is)", run, step, advice=GRADIENT_ADVICE)
+            what = "the training loss is finite, but a gradient"
+            raise diverged(what, run, step, advice=GRADIENT_ADVICE)
         raise diverged("a weight", run, step, clips=clips)
 
 

@@ -1,11 +1,9 @@
-"""Signals as a request to stop, which the run answers between two optimiser steps."""
+"""Signals that a run answers between two optimiser steps, when it has saved."""
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -13,38 +11,8 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from llama_lab.errors import Stopped
+from llama_lab.signals import SIGNALS
 from llama_lab.training.steps import logged_step
-
-# Batch systems announce with these that they will end a job: SLURM sends what its `--signal`
-# names, Grid Engine SIGUSR1 and SIGUSR2. Windows has neither.
-ANNOUNCEMENTS = tuple(
-    getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name)
-)
-SIGNALS = (signal.SIGTERM, signal.SIGINT, *ANNOUNCEMENTS)
-
-
-@contextmanager
-def signals_end_the_command() -> Iterator[None]:
-    """Within, a signal raises :class:`Stopped`; Lightning would end the process with 1, or 0."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(signum: int, frame: FrameType | None) -> None:
-        raise stopped_by(signum)
-
-    previous = {signum: signal.signal(signum, end) for signum in SIGNALS}
-    try:
-        yield
-    finally:
-        for signum, handler in previous.items():
-            signal.signal(signum, handler)
-
-
-def stopped_by(signum: int, more: str = "") -> Stopped:
-    """How a command ends that a signal stopped: an announcement is answered as SIGTERM is."""
-    answered = signal.SIGTERM if signum in ANNOUNCEMENTS else signum
-    return Stopped(answered, f"stopped by {signal.Signals(signum).name}{more}")
 
 
 class StopSignals(Callback):

@@ -48,7 +48,7 @@ from llama_lab.training.module import LanguageModel
 from llama_lab.training.progress import RunProgress, closing
 from llama_lab.training.receipts import Receipt, mark_finished
 from llama_lab.training.records import RunFolder
-from llama_lab.training.stopping import StopSignals, signals_end_the_command
+from llama_lab.training.stopping import StopSignals
 from llama_lab.training.trainers import build_trainer
 from llama_lab.training.user_callbacks import (
     EarlyEnds,
@@ -351,12 +351,11 @@ def main(verb: str, args: list[str]) -> int:
         0; every other ending is an exception.
     """
     quiet()
-    with signals_end_the_command():
-        cli = LabCLI(verb, args)
-        if verb == "fit":
-            cli.fit()
-        else:
-            cli.evaluate()
+    cli = LabCLI(verb, args)
+    if verb == "fit":
+        cli.fit()
+    else:
+        cli.evaluate()
     return 0
 
 

@@ -16,13 +16,15 @@ from llama_lab.training.precision import settle_precision
 
 def build_trainer(build: Callable[..., Trainer], *, precision: object, **settings: Any) -> Trainer:
     """Lightning's trainer; what it refuses is told in one line."""
+    # Lightning appends what packages bring to the very list that it is given.
+    own = list(settings["callbacks"])
     try:
         trainer = build(**settings)
     except (MisconfigurationException, ValueError, TypeError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"--trainer: {reason}") from error
     automatic.take_over(trainer)
-    for name in automatic.leave_out_foreign_callbacks(trainer, settings["callbacks"]):
+    for name in automatic.leave_out_foreign_callbacks(trainer, own):
         print(f"callback {name}: an installed package brought it, left out", file=sys.stderr)
     if trainer.strategy.root_device.type == "cpu" and precision in rules.HALF_PRECISIONS:
         raise UserError(

@@ -280,6 +280,49 @@ def test_stopped_and_killed_and_started_again_it_ends_as_a_study_that_was_not(
         assert equal_weights(weights(tmp_path / run), weights(folder / run))
 
 
+@pytest.mark.parametrize(
+    ("name", "to_parent", "to_worker"),
+    [("SIGUSR1", True, True), ("SIGUSR2", True, False), ("SIGUSR1", False, True)],
+    ids=["all", "the parent alone", "the worker alone"],
+)
+def test_an_announced_end_saves_the_run_and_the_same_command_goes_on_with_it(
+    tmp_path: Path, name: str, to_parent: bool, to_worker: bool
+) -> None:
+    write(tmp_path, seeds=[0], arms={"layernorm": STUDY["arms"]["layernorm"]}, scores={})
+    command = ("ablate", "--config", "trial.yaml", "--trainer.max_steps", "100000")
+    run, log = (tmp_path / "logs/studies/trial" / p for p in ("base/seed_0", "worker-logs"))
+    process = start(tmp_path, *command)
+    wait_for(run / "checkpoints" / "last.ckpt", process)
+    workers = children(process.pid)
+    assert len(workers) == 1
+    for pid in [process.pid] * to_parent + workers * to_worker:
+        os.kill(pid, getattr(signal, name))
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 143, out + err
+    assert f"stopped by {name}" in err
+    assert "the same command goes on" in err
+    assert len(err.strip().splitlines()) == 1
+    step = weights(run)["global_step"]
+    assert json.loads((run / "receipt.json").read_text())["state"] == "stopped"
+
+    process = start(tmp_path, *command)
+    until = time.monotonic() + 60
+    while f"going on from step {step:,}\n" not in (log / "base-seed_0.txt").read_text():
+        assert time.monotonic() < until
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert weights(run)["global_step"] >= step
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started."""
+    found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=True)
+    return [int(word) for word in found.stdout.split()]
+
+
 def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
     """Wait until a running study has written a file."""
     end = time.monotonic() + 120

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 
 from llama_lab.errors import UserError
-from llama_lab.training.automatic import work_alone
+from llama_lab.training.automatic import CALLBACK_PACKAGES, work_alone
 from tests.training.conftest import Lab, flags, start
 from tests.training.test_resume import wait_for
 
@@ -125,3 +127,48 @@ def test_a_command_of_one_process_is_refused_where_a_launcher_begins_it_again(
     monkeypatch.setenv("SLURM_PROCID", "1")
     with pytest.raises(UserError, match="SLURM_PROCID is 1"):
         work_alone("llama-lab ablate")
+
+
+BROUGHT = """
+from pathlib import Path
+
+from lightning.pytorch import Callback
+
+
+class Brought(Callback):
+    def on_fit_start(self, trainer, pl_module):
+        Path("it-ran").touch()
+
+
+def make():
+    return Brought()
+"""
+
+
+@pytest.fixture
+def package(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The module of an installed distribution that brings Lightning a callback."""
+    site, name = lab.folder / "site-packages", "brings_a_callback"
+    about = site / f"{name}-1.0.dist-info"
+    about.mkdir(parents=True)
+    (site / f"{name}.py").write_text(BROUGHT)
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(f"[{CALLBACK_PACKAGES}]\nbrought = {name}:make\n")
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.setitem(sys.modules, name, importlib.import_module(name))
+    return name
+
+
+def test_a_callback_that_an_installed_package_brings_is_left_out_and_named(
+    lab: Lab, package: str
+) -> None:
+    outcome = lab.fit(trainer__max_steps=1)
+    assert "callback Brought: an installed package brought it, left out" in outcome.err
+    assert not Path("it-ran").exists()
+
+
+def test_a_callback_of_an_installed_package_that_the_user_names_stays(
+    lab: Lab, package: str
+) -> None:
+    lab.fit(trainer__max_steps=1, trainer__callbacks=f"{{class_path: {package}.Brought}}")
+    assert Path("it-ran").exists()
