@@ -223,6 +223,7 @@ def announcement(run: StudyRun, estimate: Estimate) -> list[str]:
     if study.tune:
         trials = len(study.trials()) * len(study.tune_seeds)
         lines.append(f"tuning {trials} trials an arm over {', '.join(study.tune)}")
+    lines += run.resolver.left_out
     done = len(run.runs()) - len(left)
     kept = f"{done} runs are finished; " if done else ""
     lines.append(f"time   {kept}about {clock(estimate.left)} for the {len(left)} left")

@@ -97,11 +97,13 @@ class Resolver:
         study: What all arms share.
         logs: The folder ``logs`` that the runs' folders are in.
         stores: Token stores that are open already, by what they are made of.
+        left_out: What the arms' lists leave out of their configs' lists, a line each.
     """
 
     study: Study
     logs: Path
     stores: dict[str, TokenStore] = dataclasses.field(default_factory=dict)
+    left_out: dict[str, None] = dataclasses.field(default_factory=dict)
 
     def arguments(self, arm: Arm, extra: Changes) -> list[str]:
         """What ``fit`` is called with, but for seed and name."""
@@ -130,6 +132,7 @@ class Resolver:
         except (UserError, SettingError) as error:
             raise UserError(f"study: arm {arm.name}: {error}") from error
         settings = flatten(cli.settings)
+        self.left_out.update(dict.fromkeys(f"arm {arm.name}: {left.said}" for left in cli.left_out))
         return PlannedArm(
             arm=arm,
             extra=extra,

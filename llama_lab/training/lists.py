@@ -49,14 +49,24 @@ def lists_among(words: list[str]) -> list[Listed]:
     return lists
 
 
-def left_out(earlier: Iterable[Listed], settings: Mapping[str, Any]) -> list[str]:
-    """A line for every list of which something did not reach the settings that count.
+class LeftOut(NamedTuple):
+    """What a later list leaves out of an earlier one, in words, and how a flag keeps it."""
+
+    said: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return "; ".join(filter(None, self))
+
+
+def left_out(earlier: Iterable[Listed], settings: Mapping[str, Any]) -> list[LeftOut]:
+    """Every list of which something did not reach the settings that count.
 
     Args:
         earlier: The lists that were given, in any order.
         settings: Nested, as they were resolved.
     """
-    lines: dict[str, None] = {}
+    found: dict[LeftOut, None] = {}
     for source, name, items in earlier:
         is_text = name.startswith("data.")
         if is_text and len(items) == 1:
@@ -65,10 +75,10 @@ def left_out(earlier: Iterable[Listed], settings: Mapping[str, Any]) -> list[str
         missing = [word for item in items if (word := _entry(item, is_text)) not in now]
         if missing:
             kept, verb = ("it", "is") if len(missing) == 1 else ("them", "are")
-            remedy = "" if is_text or not now else f"; to keep {kept}, write --{name}+={now[-1]}"
-            line = f"--{name} {', '.join(now) or 'null'}: {', '.join(missing)} from {source} {verb}"
-            lines[f"{line} left out{remedy}"] = None
-    return list(lines)
+            remedy = "" if is_text or not now else f"to keep {kept}, write --{name}+={now[-1]}"
+            there = f"{', '.join(missing)} from {source} {verb} left out"
+            found[LeftOut(f"--{name} {', '.join(now) or 'null'}: {there}", remedy)] = None
+    return list(found)
 
 
 def _under(settings: Mapping[str, Any], name: str) -> Any:

@@ -300,7 +300,7 @@ class LabCLI(LightningCLI):
             return
         self._check_logs_writable()
         if self.trainer.is_global_zero:
-            for line in filter(None, (*self.left_out, self.place.words)):
+            for line in (*self.left_out, *filter(None, [self.place.words])):
                 print(line)
         self._run(self.trainer.fit)
         if self.trainer.is_global_zero:

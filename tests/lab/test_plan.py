@@ -155,3 +155,17 @@ def test_an_arm_as_a_whole_config_is_that_config_under_the_study_settings() -> N
     assert arms["base"].decoder.norm.placement == "post"
     assert arms["modern"].decoder.norm.placement == "pre"
     assert arms["modern"].decoder.dim == 16
+
+
+def test_an_arm_s_list_that_leaves_out_what_its_config_lists_is_told_of(folder: Path) -> None:
+    (folder / "stopping.yaml").write_text(
+        "trainer: {callbacks: {class_path: EarlyStopping, init_args: {monitor: val_loss}}}"
+    )
+    arms = {"watched": {"trainer.callbacks": "LearningRateMonitor"}}
+    content = {"base": "stopping.yaml", "seeds": 2, "settings": TINY, "arms": arms}
+    resolver = Resolver(parse_study("trial", content), Path("logs").absolute())
+    plan_study(resolver, lambda arms: {})
+    assert list(resolver.left_out) == [
+        "arm watched: --trainer.callbacks LearningRateMonitor: EarlyStopping from stopping.yaml "
+        "is left out"
+    ]

@@ -15,7 +15,10 @@ WATCHING: dict[str, Any] = {"class_path": "lightning.pytorch.callbacks.LearningR
 
 def lines(*earlier: Listed, **now: Any) -> list[str]:
     """With what ``trainer.callbacks`` came to be."""
-    return left_out(earlier, {"trainer": {"callbacks": now.get("callbacks")}, "data": now})
+    return [
+        str(left)
+        for left in left_out(earlier, {"trainer": {"callbacks": now.get("callbacks")}, "data": now})
+    ]
 
 
 @pytest.mark.parametrize("spelling", [STOPPING, [STOPPING], "EarlyStopping", ["a.EarlyStopping"]])
