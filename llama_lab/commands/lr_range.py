@@ -13,8 +13,9 @@ from llama_lab.parsing import OF_FIT, Flag, Parser, split_flags
 DESCRIPTION = (
     "A learning-rate range test (Smith 2017): trains for some hundred steps, each at a higher rate "
     "than the one before, until the loss diverges. Says where the loss falls fastest and where it "
-    "is lowest, and writes report.html, results.csv and results.json (steps, steepest_lr, "
-    "lowest_lr, lowest_loss, highest_lr, rates, losses, smoothed). Flags of `fit` "
+    "is lowest, if it falls by more than its noise, and writes report.html, results.csv and "
+    "results.json (steps, trainings, fall, fall_by_chance, steepest_lr, lowest_lr, "
+    "lowest_lr_of_each, lowest_loss, highest_lr, rates, losses, smoothed). Flags of `fit` "
     "(--model.optimizer.kind muon, --data.corpus FILE, …) change what is trained; where groups of "
     "parameters have rates of their own, all move in proportion, and the rate is that of "
     "--model.optimizer.lr. Nothing that is trained here is kept."
@@ -42,19 +43,25 @@ def main(argv: list[str], prog: str) -> int:
     refuse_decided(flags)
     require_extra()
     from llama_lab.lab.range_report import sentences, write_range
-    from llama_lab.training.rate_range import RangeCLI, RangeTest
+    from llama_lab.training.rate_range import RangeTest, averaged, train_all
     from llama_lab.training.trainer_cli import quiet
 
     quiet()
-    test = RangeTest(lr_min=options.lr_min, lr_max=options.lr_max, steps=options.steps)
+    test = RangeTest(
+        lr_min=options.lr_min,
+        lr_max=options.lr_max,
+        steps=options.steps,
+        repeats=options.repeats,
+    )
     name = Path(options.CONFIG).stem
     folder = Path(options.output) if options.output else logs_folder(None) / "lr-range" / name
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--output {folder}: is a file; name a folder")
-    cli = RangeCLI([f"--config={options.CONFIG}", *(f"{f.name}={f.value}" for f in flags)], test)
-    walk = cli.walk()
-    if not cli.trainer.is_global_zero:
+    config = [f"--config={options.CONFIG}", *(f"{f.name}={f.value}" for f in flags)]
+    walks, is_first = train_all(config, test)
+    if not is_first:
         return 0
+    walk = averaged(walks)
     if len(walk.rates) < test.steps // 10:
         raise RunError(
             f"the loss was not finite after {len(walk.rates)} steps, at a rate of "
@@ -62,8 +69,8 @@ def main(argv: list[str], prog: str) -> int:
         )
     folder.mkdir(parents=True, exist_ok=True)
     command = " ".join(["llama-lab", "lr-range", *map(shlex.quote, argv)])
-    write_range(name, walk, command, folder)
-    print("\n".join(sentences(walk)))
+    write_range(name, walks, command, folder)
+    print("\n".join(sentences(walks)))
     print(f"\nreport: {folder / 'report.html'}", flush=True)
     return 0
 

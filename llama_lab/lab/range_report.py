@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,50 +12,68 @@ from llama_lab.lab.blocks import Bullets, Chart, Command, Section
 from llama_lab.lab.pages import render_page
 from llama_lab.lab.report import write_texts
 from llama_lab.lab.texts import as_json
-from llama_lab.training.rate_range import Walk
+from llama_lab.training.rate_range import Walk, averaged
 
 
-def findings(walk: Walk) -> dict[str, Any]:
-    """Steps, the rate of the steepest fall and that of the lowest loss, and the loss there."""
+def findings(walks: Sequence[Walk]) -> dict[str, Any]:
+    """What the mean of the trainings says; rates are null where its loss does not fall."""
+    walk = averaged(walks)
+    falls = walk.falls
     return {
         "steps": len(walk.rates),
-        "steepest_lr": walk.steepest,
-        "lowest_lr": walk.lowest,
-        "lowest_loss": min(walk.smoothed),
+        "trainings": len(walks),
+        "fall": walk.fall,
+        "fall_by_chance": walk.fall_by_chance,
+        "steepest_lr": walk.steepest if falls else None,
+        "lowest_lr": walk.lowest if falls else None,
+        "lowest_lr_of_each": [each.lowest for each in walks] if falls else None,
+        "lowest_loss": min(walk.smoothed[i] for i in walk.whole) if falls else None,
         "highest_lr": walk.rates[-1],
     }
 
 
-def sentences(walk: Walk) -> list[str]:
+def sentences(walks: Sequence[Walk]) -> list[str]:
     """The findings in words."""
-    found = findings(walk)
+    walk, found = averaged(walks), findings(walks)
+    if not walk.falls:
+        return [
+            f"no rate can be named: the loss falls by {max(0, found['fall']):.2g} nats at most, "
+            f"and noise alone makes up to {found['fall_by_chance']:.2g} of it",
+            f"the loss only rises: lower --lr_min, below {walk.rates[0]:.2g}"
+            if walk.rises
+            else f"the rates are too low to learn in so few steps: raise --lr_max, above "
+            f"{found['highest_lr']:.2g}, or --steps",
+        ]
     end = (
         f"above {found['highest_lr']:.2g} the training diverged"
         if walk.left
         else f"at {found['highest_lr']:.2g}, the highest, it was still sound: raise --lr_max"
     )
+    each = found["lowest_lr_of_each"]
+    spread = f" ({min(each):.2g} to {max(each):.2g} in {len(each)} trainings)" if each[1:] else ""
     return [
         f"the loss falls fastest at {found['steepest_lr']:.2g}",
-        f"it is lowest, {found['lowest_loss']:.3f}, at {found['lowest_lr']:.2g}; {end}",
+        f"it is lowest, {found['lowest_loss']:.3f}, at {found['lowest_lr']:.2g}{spread}; {end}",
         "begin with a peak between the two; a long run wants the lower one",
     ]
 
 
-def write_range(name: str, walk: Walk, command: str, folder: Path) -> None:
+def write_range(name: str, walks: Sequence[Walk], command: str, folder: Path) -> None:
     """Write ``report.html``, ``results.csv`` and ``results.json``.
 
     Raises:
         UserError: Plotly is not installed.
         RunError: The disk is full or refuses.
     """
+    walk, found = averaged(walks), findings(walks)
     curve = {"rates": walk.rates, "losses": walk.losses, "smoothed": walk.smoothed}
-    found = findings(walk)
+    of = f", the mean of {len(walks)} trainings," if len(walks) > 1 else ""
     caption = (
-        "Training loss of each step over its learning rate, and the mean of the "
+        f"Training loss of each step{of} over its learning rate, and the mean of the "
         f"{2 * walk.span + 1} around each."
     )
     contents = [
-        Section("What was found", (Bullets(tuple(sentences(walk))), Chart("range", caption))),
+        Section("What was found", (Bullets(tuple(sentences(walks))), Chart("range", caption))),
         Section("Run it again", (Command(command),)),
     ]
     title = f"Learning rates of {name}"

@@ -220,8 +220,9 @@
       height: NARROW.matches ? 360 : 440, margin: { l: 56, r: 16, t: 44, b: 48 },
       xaxis: axis({ type: "log", title: { text: "learning rate" }, exponentformat: "power", dtick: 1 }),
       yaxis: axis({ title: { text: "training loss, nats per token" }, range: [low - room, top + room] }),
-      shapes: [mark(steepest, style("--pays")), mark(lowest, style("--quiet"))],
-      annotations: [
+      // Both are null where the loss does not fall by more than its noise.
+      shapes: steepest === null ? [] : [mark(steepest, style("--pays")), mark(lowest, style("--quiet"))],
+      annotations: steepest === null ? [] : [
         word(steepest, `steepest ${steepest.toPrecision(2)}`, { xanchor: close ? "right" : "center" }),
         word(lowest, `lowest ${lowest.toPrecision(2)}`, { xanchor: close ? "left" : "center" }),
       ],

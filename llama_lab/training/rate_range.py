@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from statistics import NormalDist, fmean
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ GONE = 1.5
 
 ENOUGH_STEPS = 100
 """In all trainings together, where their number is not given."""
-CHANCE = 0.0001
+CHANCE = 0.001
 """Probability with which a flat curve may pass for one that falls."""
 
 
@@ -121,11 +121,15 @@ class Walk:
         return range(self.span, len(self.losses) - self.span)
 
     @property
+    def _moves(self) -> list[float]:
+        """From each loss to the next one, before the loss leaves."""
+        end = max(self._lowest_step, 5 * self.span) + 1 if self.left else None
+        return [b - a for a, b in pairwise(self.losses[:end])]
+
+    @property
     def noise(self) -> float:
-        """Standard deviation of a loss about the curve, seen before the loss leaves."""
-        before = max(self._lowest_step, 5 * self.span)
-        moves = [(b - a) ** 2 for a, b in pairwise(self.losses[: before + 1])]
-        return math.sqrt(fmean(moves) / 2) if moves else 0.0
+        """Standard deviation of a loss about the curve."""
+        return math.sqrt(fmean(move**2 for move in self._moves) / 2) if self._moves else 0.0
 
     @property
     def fall(self) -> float:
@@ -137,10 +141,14 @@ class Walk:
     @property
     def fall_by_chance(self) -> float:
         """What noise alone makes of it, but for :data:`CHANCE`: one bound for all places together
-        (Bonferroni)."""
+        (Bonferroni), by Student's t, as the noise is an estimate: from n differences of neighbours
+        it has about 2/3 n degrees of freedom."""
+        from scipy import stats  # an extra, as the pages are
+
         places = max(1, len(self.whole) - 2 * self.span - 1)
         width = 2 * self.span + 1
-        return NormalDist().inv_cdf(1 - CHANCE / places) * self.noise * math.sqrt(2 / width)
+        errors = stats.t.isf(CHANCE / places, df=max(1, len(self._moves) * 2 / 3))
+        return float(errors) * self.noise * math.sqrt(2 / width)
 
     @property
     def falls(self) -> bool:
@@ -236,3 +244,18 @@ class RangeCLI(LabCLI):
         """Carry the test out."""
         self._run(self.trainer.fit)
         return self.growing.walk
+
+
+def train_all(args: list[str], test: RangeTest) -> tuple[list[Walk], bool]:
+    """The walks of all trainings, and whether this process is the one that reports.
+
+    Args:
+        args: Of ``fit``.
+        test: The rates, and how many trainings.
+    """
+    walks, is_first = [], True
+    for repeat in range(test.trainings):
+        cli = RangeCLI(args, test, repeat)
+        walks.append(cli.walk())
+        is_first = cli.trainer.is_global_zero
+    return walks, is_first

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from random import Random
+from statistics import pstdev
 
 import pytest
 
+pytest.importorskip("scipy", reason="a curve's noise needs scipy")
+
 from llama_lab.errors import UserError
-from llama_lab.training.rate_range import RangeTest, Walk
+from llama_lab.lab.range_report import findings, sentences
+from llama_lab.training.rate_range import RangeTest, Walk, averaged
 
 
 def walked(losses: list[float], test: RangeTest) -> Walk:
@@ -36,6 +42,61 @@ def test_the_steepest_fall_and_the_lowest_loss_are_found_where_they_are() -> Non
     assert len(walk.rates) < 201
     assert walk.steepest == pytest.approx(test.rate(100), rel=0.15)
     assert walk.lowest == pytest.approx(test.rate(145), rel=0.3)
+
+
+def noisy(curve: Callable[[float], float], steps: int, seed: int) -> Walk:
+    """A walk along a curve over the share of the steps, with normal noise of 0.05 nats."""
+    test, draws = RangeTest(steps=steps), Random(seed)
+    return walked([curve(i / steps) + draws.gauss(0, 0.05) for i in range(steps)], test)
+
+
+@pytest.mark.parametrize("steps", [20, 50, 200])
+def test_on_a_flat_curve_no_rate_is_read_and_on_one_that_falls_it_is(steps: int) -> None:
+    # Once in a thousand at most.
+    assert sum(noisy(lambda x: 4.2, steps, seed).falls for seed in range(60)) == 0
+    assert not any(noisy(lambda x: 4.2 + x, steps, seed).falls for seed in range(15))
+    assert all(
+        noisy(lambda x: 4.2 - min(1, max(0, 2 * x - 0.5)), steps, seed).falls for seed in range(15)
+    )
+
+
+def test_the_way_out_of_a_flat_curve_is_said() -> None:
+    flat, rising = (noisy(curve, 100, 0) for curve in (lambda x: 4.2, lambda x: 4.2 + 5 * x))
+    assert not flat.falls
+    assert not flat.rises
+    assert rising.rises
+    for walk, way in (flat, "raise --lr_max"), (rising, "lower --lr_min"):
+        assert way in sentences([walk])[1]
+        found = findings([walk])
+        assert found["steepest_lr"] is found["lowest_lr"] is found["lowest_loss"] is None
+
+
+def test_several_trainings_steady_the_lowest_loss_where_there_are_few_steps() -> None:
+    assert [RangeTest(steps=s).trainings for s in (20, 50, 100, 200)] == [5, 2, 1, 1]
+    assert RangeTest(steps=20, repeats=1).trainings == 1
+
+    def valley(x: float) -> float:
+        return 4.2 + 2 * (x - 0.6) ** 2
+
+    def spread(trainings: int) -> float:
+        found = [
+            averaged([noisy(valley, 20, 100 * i + j) for j in range(trainings)]).lowest
+            for i in range(40)
+        ]
+        return pstdev(map(math.log, found))
+
+    assert spread(5) < 0.75 * spread(1)
+
+
+def test_the_mean_of_trainings_ends_where_the_first_of_them_ended() -> None:
+    long, short = Walk(), Walk()
+    for loss in (4.0, 3.0, 2.0):
+        long.add(0.1, loss)
+    for loss in (2.0, 1.0, math.nan):
+        short.add(0.1, loss)
+    mean = averaged([long, short])
+    assert mean.losses == [3.0, 2.0]
+    assert mean.left
 
 
 def test_a_loss_that_is_no_number_ends_the_test_and_is_not_kept() -> None:
