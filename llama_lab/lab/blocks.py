@@ -8,7 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Verdict = Literal["pays", "costs", "undecided", "no verdict"]
+
+def kind_of(verdict: str) -> str:
+    """What decides its colour and sign: ``diverged in 1 of 5`` is of the kind ``diverged``."""
+    return "diverged" if verdict.startswith("diverged") else verdict
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Judged:
     """One arm's verdict, and the sentence that gives it."""
 
     arm: str
-    verdict: Verdict
+    verdict: str
     sentence: str
 
 

@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from llama_lab.lab import tables
+from llama_lab.lab.blocks import kind_of
 from llama_lab.lab.part_timing import PartResult
 from llama_lab.lab.results import ArmResult, Point, RunResult, StudyResult
 from llama_lab.lab.statistics import band
@@ -57,6 +58,7 @@ def forest(result: StudyResult) -> dict[str, Any]:
             {
                 "name": name,
                 "verdict": arm["verdict"],
+                "kind": kind_of(arm["verdict"]),
                 "mean": comparison["difference"],
                 "low": comparison["low"],
                 "high": comparison["high"],
@@ -76,6 +78,7 @@ def ratio_chart(parts: Sequence[PartResult]) -> dict[str, Any]:
         {
             "name": part.part,
             "verdict": part.outcome,
+            "kind": part.outcome,
             "mean": part.ratio,
             "low": part.low,
             "high": part.high,

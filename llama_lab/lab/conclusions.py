@@ -23,7 +23,6 @@ from llama_lab.lab.statistics import (
 
 BASE = "the base"
 
-Verdict = Literal["pays", "costs", "undecided", "no verdict"]
 Ending = Literal["diverged", "out of memory", "crashed"]
 
 
@@ -61,7 +60,12 @@ class ArmConclusion:
     p_holm: float | None
     """The t-test's p-value, adjusted over the arms of the family."""
 
-    verdict: Verdict
+    verdict: str
+    """``pays``, ``costs``, ``undecided``, ``no verdict``, or ``diverged in k of n``."""
+
+    survivors_only: bool
+    """Whether other runs of the arm or of its base diverged: the comparison is over those that went
+    well, a biased sample."""
 
     more_seeds: int | None
     """If undecided: about how many more seeds would decide; None also beyond MOST_SEEDS."""
@@ -119,11 +123,11 @@ def describe_family(
     below the level of this look. Every arm counts in the adjustment, those without a p-value too.
     The intervals are each arm's own, so one may leave out zero where the arm is undecided.
 
-    Runs that diverge leave behind those that went well. So an arm that lost a run in this way and
-    looks better gets no verdict, however many seeds it has, nor does one that looks worse than a
-    base that lost one; the opposite verdicts have that bias against them and stand. A crash or
-    want of memory does not hang on the loss: such a run is named, and takes its seed out of the
-    comparison.
+    Runs that diverge leave behind those that went well, a biased sample. So the verdict of an arm
+    that lost runs in this way is ``diverged in k of n``, and the numbers of its other seeds are
+    marked as survivors'. An arm that looks worse than a base that lost one gets no verdict; one
+    that looks better has that bias against it, and its verdict stands. A crash or want of memory
+    does not hang on the loss: such a run is named, and takes its seed out of the comparison.
 
     An arm with runs under way gets no verdict, and the others what they will keep: it counts as
     one that has no p-value.
@@ -205,8 +209,8 @@ class _Look:
         ]
         ended = [not self.unfinished(name, runs) for name, runs in arms.items()]
         p = [
-            c.p if c.p is not None and done else np.nan
-            for c, done in zip(comparisons, ended, strict=True)
+            c.p if c.p is not None and done and not diverged_seeds(runs) else np.nan
+            for c, done, runs in zip(comparisons, ended, arms.values(), strict=True)
         ]
         return tuple(
             self.judge(name, runs, comparison, None if np.isnan(raw) else adjusted)
@@ -228,8 +232,12 @@ class _Look:
         reference, base = self.against[name]
         lost = (*self.lost("arm", runs), *self.lost("base", base))
         unfinished = self.unfinished(name, runs)
+        diverged = len(diverged_seeds(runs))
         doubt = runs.doubt or base.doubt or self.doubt(comparison, lost, unfinished)
         verdict = "no verdict" if doubt else self.verdict(comparison, p_holm)
+        if diverged and not unfinished and not runs.doubt:
+            verdict = f"diverged in {diverged} of {len(self.seeds)}"
+            doubt = "its other seeds are those that went well" if comparison.seeds else None
         more = self.more_seeds(comparison) if verdict == "undecided" else None
         words = doubt or self.need(comparison, verdict, more)
         return ArmConclusion(
@@ -238,6 +246,7 @@ class _Look:
             comparison=comparison,
             p_holm=p_holm,
             verdict=verdict,
+            survivors_only=any(run.ending == "diverged" for run in lost),
             more_seeds=more,
             lost=lost,
             unfinished=unfinished,
@@ -261,16 +270,16 @@ class _Look:
                 f"the difference is the same in all {n} seeds, so they vary nothing that matters "
                 "here and count as one"
             )
-        flattered = "arm" if self.points_to(comparison) == "pays" else "base"
-        if any(run.of == flattered and run.ending == "diverged" for run in lost):
-            return f"runs of the {flattered} diverged, and those left are the ones that went well"
+        base_diverged = any(run.of == "base" and run.ending == "diverged" for run in lost)
+        if base_diverged and self.points_to(comparison) == "costs":
+            return "runs of the base diverged, and those left are the ones that went well"
         return None
 
     def points_to(self, comparison: Comparison) -> Literal["pays", "costs"]:
         better = (comparison.difference or 0.0) > 0
         return "pays" if better == self.higher_is_better else "costs"
 
-    def verdict(self, comparison: Comparison, p_holm: float | None) -> Verdict:
+    def verdict(self, comparison: Comparison, p_holm: float | None) -> str:
         if comparison.difference is None or p_holm is None:
             return "no verdict"
         decided = bool(decide(comparison.difference, p_holm, self.level))
@@ -286,7 +295,7 @@ class _Look:
             comparison.difference, comparison.sd, n, level / max(self.family_size, 1)
         )
 
-    def need(self, comparison: Comparison, verdict: Verdict, more: int | None) -> str | None:
+    def need(self, comparison: Comparison, verdict: str, more: int | None) -> str | None:
         """What it would take to decide, in words."""
         n = len(comparison.seeds)
         if verdict != "undecided":
@@ -305,7 +314,7 @@ class _Look:
 
     def sentence(
         self,
-        verdict: Verdict,
+        verdict: str,
         words: str | None,
         comparison: Comparison,
         p_holm: float | None,
@@ -338,6 +347,11 @@ class _Look:
                 place = self.plan.index(len(self.seeds)) + 1
                 parts.append(f"level {self.level:.2g} at look {place} of {len(self.plan)}")
         return ", ".join(parts)
+
+
+def diverged_seeds(runs: Runs) -> list[int]:
+    """The seeds whose run diverged."""
+    return [seed for seed, ending in runs.lost.items() if ending == "diverged"]
 
 
 def _seeds(count: int, more: str = "") -> str:

@@ -22,11 +22,12 @@ from llama_lab.lab.blocks import (
     Section,
     Table,
     Verdicts,
+    kind_of,
 )
 from llama_lab.lab.texts import as_json, visible
 
 # A word and a sign each: colour alone says nothing to many readers, and nothing on paper.
-SIGNS = {"pays": "✓", "costs": "✗", "undecided": "?", "no verdict": "\u2013"}
+SIGNS = {"pays": "✓", "costs": "✗", "undecided": "?", "no verdict": "\u2013", "diverged": "\u2197"}
 # The page itself forbids what it does without; Plotly draws into inline styles and data URLs.
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
@@ -129,8 +130,8 @@ def _(block: Bullets) -> str:
 @render.register
 def _(block: Verdicts) -> str:
     lines = (
-        f'<li class="{line.verdict.replace(" ", "-")}"><span class="badge">'
-        f'<span aria-hidden="true">{SIGNS[line.verdict]}</span> {line.verdict}</span>'
+        f'<li class="{kind_of(line.verdict).replace(" ", "-")}"><span class="badge">'
+        f'<span aria-hidden="true">{SIGNS[kind_of(line.verdict)]}</span> {line.verdict}</span>'
         f"<p><b><bdi>{escape(line.arm)}</bdi>:</b> {escape(line.sentence)}</p></li>"
         for line in block.lines
     )

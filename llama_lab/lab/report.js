@@ -80,9 +80,9 @@
 
   function rows(plot, { rows, label, sides }, scale) {
     const tones = { pays: "pays", costs: "costs", faster: "pays", slower: "costs" };
-    const tone = (row) => style(`--${tones[row.verdict] || "undecided"}`);
+    const tone = (row) => style(`--${tones[row.kind] || "undecided"}`);
     const symbol = {
-      pays: "circle", costs: "square", undecided: "circle-open", "no verdict": "x-thin-open", faster: "circle", slower: "square",
+      pays: "circle", costs: "square", undecided: "circle-open", "no verdict": "x-thin-open", diverged: "x-thin-open", faster: "circle", slower: "square",
     };
     const at = (i) => rows.length - 1 - i;
     const narrow = NARROW.matches;
@@ -92,7 +92,7 @@
     }));
     rows.forEach((row, i) => traces.push({
       type: "scatter", mode: "markers", x: [row.mean], y: [at(i)], meta: { row: i },
-      marker: { size: 11, color: tone(row), symbol: symbol[row.verdict], line: { width: 2, color: tone(row) } },
+      marker: { size: 11, color: tone(row), symbol: symbol[row.kind], line: { width: 2, color: tone(row) } },
       error_x: row.low === null ? undefined : {
         type: "data", symmetric: false, array: [row.high - row.mean], arrayminus: [row.mean - row.low],
         color: tone(row), thickness: 2.5, width: 5,

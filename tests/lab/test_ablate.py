@@ -173,7 +173,7 @@ def test_an_arm_that_diverges_is_told_of_and_drops_no_other(done: tuple[Path, st
     assert {run["end"] for run in arm(folder, "leaky")["runs"]} == {"finished"}
     assert "arm diverged at seed 0" in out
     family = {a["name"]: a for a in results(folder)["family"]["arms"]}
-    assert family["explodes"]["verdict"] == "no verdict"
+    assert family["explodes"]["verdict"] == "diverged in 1 of 1"
     assert family["layernorm"]["comparison"]["seeds"] == [0, 1]
 
 

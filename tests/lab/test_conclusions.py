@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("scipy", reason="scipy comes with the extra `lab`")
 from scipy import stats
 
+from llama_lab.lab.blocks import kind_of
 from llama_lab.lab.conclusions import ArmConclusion, Ending, Family, Runs, describe_family
 from llama_lab.lab.statistics import (
     ALPHA,
@@ -96,20 +97,28 @@ def test_equal_arms_are_undecided_and_a_difference_without_spread_gives_no_verdi
     assert "same in all 5 seeds" in shifted.sentence
 
 
-def test_an_arm_that_lost_runs_by_divergence_may_cost_but_not_pay() -> None:
-    for difference in (-0.2, -0.008):
-        better = one(runs(difference, s3="diverged"))
-        assert (better.verdict, better.more_seeds) == ("no verdict", None)
-        assert "runs of the arm diverged" in better.sentence
-        assert "arm diverged at seed 3" in better.sentence
-    worse = one(runs(+0.2, s3="diverged"))
-    assert worse.verdict == "costs"
-    assert worse.comparison.seeds == (0, 1, 2, 4)
+@pytest.mark.parametrize("difference", [-0.2, -0.008, 0.008, 0.2])
+def test_the_verdict_of_an_arm_that_lost_runs_by_divergence_is_that(difference: float) -> None:
+    arm = one(runs(difference, s3="diverged"))
+    assert (arm.verdict, arm.p_holm, arm.more_seeds) == ("diverged in 1 of 5", None, None)
+    assert arm.survivors_only
+    assert arm.comparison.seeds == (0, 1, 2, 4)
+    assert arm.sentence.startswith("Diverged in 1 of 5: ")
+    assert "its other seeds are those that went well" in arm.sentence
+    assert "arm diverged at seed 3" in arm.sentence
+    assert kind_of(arm.verdict) == "diverged"
+
+
+def test_an_arm_of_which_all_runs_crashed_or_diverged_in_some_seeds_says_in_how_many() -> None:
+    arm = one(runs(-0.2, s1="crashed", s3="diverged", s4="diverged"))
+    assert arm.verdict == "diverged in 2 of 5"
+    assert not one(runs(-0.2, s1="crashed")).survivors_only
 
 
 def test_beside_a_base_that_lost_runs_by_divergence_an_arm_may_pay_but_not_cost() -> None:
     base = without(BASE, 2, "diverged")
     assert one(runs(-0.2), base).verdict == "pays"
+    assert one(runs(-0.2), base).survivors_only
     worse = one(runs(+0.2), base)
     assert worse.verdict == "no verdict"
     assert "runs of the base diverged" in worse.sentence
@@ -130,8 +139,10 @@ def test_other_lost_runs_take_their_seed_out_and_are_named(ending: Ending) -> No
 
 def test_an_arm_without_any_result_is_reported() -> None:
     arm = one(Runs({}, dict.fromkeys(range(5), "diverged")))
-    assert (arm.verdict, arm.comparison.difference) == ("no verdict", None)
-    assert "no seed has a result" in arm.sentence
+    assert (arm.verdict, arm.comparison.difference) == ("diverged in 5 of 5", None)
+    crashed = one(Runs({}, dict.fromkeys(range(5), "crashed")))
+    assert (crashed.verdict, crashed.comparison.difference) == ("no verdict", None)
+    assert "no seed has a result" in crashed.sentence
 
 
 def test_while_runs_are_under_way_their_arm_has_no_verdict_and_others_what_they_keep() -> None:

@@ -155,7 +155,7 @@ def test_each_arm_has_its_verdict_in_words(name: str, tmp_path: Path) -> None:
     text = Outline(text).text if name.endswith("html") else text.replace("\\", "")
     found = {arm["name"]: arm["verdict"] for arm in result.family["arms"]}
     assert found["swiglu, wider by a third"] == "pays"
-    assert found["learned positions"] == "costs"
+    assert found["learned positions"] == "diverged in 1 of 5"
     for arm in result.family["arms"]:
         assert arm["sentence"].partition(": ")[2] in text
         assert arm["verdict"] in text.partition("Differences\n")[0]
