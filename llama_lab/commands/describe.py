@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -102,8 +102,7 @@ def _read_arguments(argv: list[str], prog: str) -> tuple[Namespace, Source, Deco
     # The file's settings go through the very flags that override them: one set of rules, one kind
     # of error. Its defaults are the dataclasses'.
     settings = [f"{flag}={value}" for flag, value in _as_flags(DECODER_FLAG, source.decoder)]
-    if source.optimizer is not None:
-        settings.append(f"--optimizer={source.optimizer}")
+    settings += [f"--{group}={kind}" for group, kind in source.training.items()]
     try:
         parser.parse_args([name, *settings])
     except UserError as error:
@@ -114,14 +113,14 @@ def _read_arguments(argv: list[str], prog: str) -> tuple[Namespace, Source, Deco
 
 @dataclass(frozen=True)
 class Source:
-    """A file, the decoder settings in it (those left out have their defaults), and the kind of
-    optimiser that it names."""
+    """A file, the decoder settings in it (those left out have their defaults), and the kinds of
+    optimiser and averaging that it names."""
 
     path: Path
     decoder: Mapping[str, Any]
     fault: str | None = None
     has_weights: bool = False
-    optimizer: object = None
+    training: Mapping[str, object] = field(default_factory=dict)
 
 
 def _find(name: str) -> Source:
@@ -132,8 +131,8 @@ def _find(name: str) -> Source:
         except UserError as error:
             raise UserError(str(error).removeprefix("--ckpt_path ")) from error
         record = read_record(path)
-        kind = _optimizer(record.settings["model"])
-        return Source(path, record.decoder, record.fault, has_weights=True, optimizer=kind)
+        kinds = _kinds(record.settings["model"])
+        return Source(path, record.decoder, record.fault, has_weights=True, training=kinds)
     if (Path(name) / "config.json").is_file():
         from llama_lab.interop.huggingface import read_decoder
 
@@ -144,23 +143,29 @@ def _find(name: str) -> Source:
         return Source(path, content)
     model = content.get("model")
     decoder = model.get("decoder") if isinstance(model, Mapping) else None
-    kind = _optimizer(model)
+    kinds = _kinds(model)
     if decoder is None:
-        return Source(path, {}, optimizer=kind)
+        return Source(path, {}, training=kinds)
     if isinstance(decoder, str):
         from llama_lab.training.arguments import whole_decoder
 
         settings = json.loads(whole_decoder(decoder, path.parent))
-        return Source(path, settings, optimizer=kind)
+        return Source(path, settings, training=kinds)
     if not isinstance(decoder, Mapping):
         raise UserError(f"{path}: model.decoder {decoder}: must be settings, or a preset's name")
-    return Source(path, decoder, optimizer=kind)
+    return Source(path, decoder, training=kinds)
 
 
-def _optimizer(model: object) -> object:
-    """The kind that a config's or a checkpoint's model settings name, if any."""
-    optimizer = model.get("optimizer") if isinstance(model, Mapping) else None
-    return optimizer.get("kind") if isinstance(optimizer, Mapping) else None
+def _kinds(model: object) -> dict[str, object]:
+    """The kinds of optimiser and averaging that the model settings of a config or a checkpoint
+    name."""
+    groups = model if isinstance(model, Mapping) else {}
+    found = {
+        name: group["kind"]
+        for name in ("optimizer", "averaging")
+        if isinstance(group := groups.get(name), Mapping) and "kind" in group
+    }
+    return {name: kind for name, kind in found.items() if kind is not None}
 
 
 def _config_file(name: str) -> Path:

@@ -24,7 +24,7 @@ JSON_NAMES = (
     "training_memory.32-true, .bf16-mixed, .bf16-true, of each optimizer, weights, gradients, "
     "optimizer_states (two numbers of the weights' type a parameter, one for muon's matrices), "
     "activations (what a step of --batch_size texts of --context tokens keeps for its backward, "
-    "fused attention and no dropout assumed), total; "
+    "fused attention and no dropout assumed), averaged_weights (with --averaging), total; "
     "generation_memory.weights, .kv_cache (as `generate` allocates it: an eighth of a window more "
     "in windowed layers), .total (without activations); device_memory; fits.training, "
     "fits.generation (at --precision; null without --device_memory); fault; of a probe causal and "
@@ -57,6 +57,10 @@ class AccountOptions:
     optimizer: Literal["adamw", "muon"] | None = None
     """What training remembers, as --model.optimizer.kind says it; null means that of the config or
     checkpoint, or adamw."""
+
+    averaging: Literal["none", "ema", "tail"] | None = None
+    """Which average of the weights training keeps beside them, as --model.averaging.kind says it;
+    null means that of the config or checkpoint, or none."""
 
     cache_precision: CachePrecision = "16"
     """Bits of a number in the KV cache."""
@@ -177,7 +181,10 @@ def _training_memory(
     from llama_lab.model.memory import PRECISIONS, training_memory
 
     batch_size, optimizer = options.batch_size, options.optimizer or "adamw"
-    count = partial(training_memory, config, batch_size=batch_size, context=context)
+    averages = options.averaging not in (None, "none")
+    count = partial(
+        training_memory, config, batch_size=batch_size, context=context, averages=averages
+    )
     try:
         memory = {precision: count(precision, optimizer) for precision in PRECISIONS}
     except RuntimeError as error:

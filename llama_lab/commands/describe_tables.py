@@ -112,6 +112,8 @@ def _memory(account: Mapping[str, Any]) -> Iterator[Table]:
         "activations": "activations*",
         "total": "total",
     }
+    if any(memory["averaged_weights"] for memory in account["training_memory"].values()):
+        parts = {"averaged_weights": "average", **parts}
     table = _table("training", *parts.values())
     for precision, memory in account["training_memory"].items():
         sizes = (in_bytes(memory[name]) for name in parts)

@@ -251,6 +251,7 @@ def traffic_share(cli: BenchCLI, seconds: float, bandwidth: float) -> float | No
         cli.model.optimizer_config.kind,
         batch_size=data.batch_size // accumulation,
         context=data.context,
+        averages=cli.model.averaging_config.kind != "none",
     )
     moved = 2 * (held.total + (accumulation - 1) * held.activations)
     return moved / seconds / bandwidth

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -67,11 +67,12 @@ class TrainingMemory:
     gradients: int
     optimizer_states: int
     activations: int
+    averaged_weights: int = 0
 
     @property
     def total(self) -> int:
-        """All four."""
-        return self.weights + self.gradients + self.optimizer_states + self.activations
+        """All of them."""
+        return sum(astuple(self))
 
 
 def training_memory(
@@ -81,8 +82,17 @@ def training_memory(
     *,
     batch_size: int,
     context: int,
+    averages: bool = False,
 ) -> TrainingMemory:
     """What one device holds that trains all parameters on ``batch_size`` texts at a time.
+
+    Args:
+        config: The decoder.
+        precision: In what it trains.
+        optimizer: What remembers numbers for each parameter.
+        batch_size: Texts in a microbatch.
+        context: Tokens in a text.
+        averages: Whether an average of the weights is kept beside them.
 
     Raises:
         RuntimeError: The sizes are beyond what a tensor can have.
@@ -97,6 +107,7 @@ def training_memory(
         optimizer_states=size
         * (states.matrices * n_matrices + states.rest * (n_parameters - n_matrices)),
         activations=activation_bytes(config, precision, batch_size, context),
+        averaged_weights=n_parameters * size if averages else 0,
     )
 
 

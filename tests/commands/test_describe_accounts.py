@@ -12,6 +12,7 @@ from llama_lab.commands.describe import build_parser
 from llama_lab.commands.describe_accounts import AccountOptions, parse_bytes
 from llama_lab.model.decoder import DecoderConfig
 from llama_lab.model.memory import OPTIMIZER_STATES, PRECISIONS, activation_bytes
+from llama_lab.training.averaging import AveragingKind
 from llama_lab.training.optimizers import OPTIMIZERS
 from tests.commands.conftest import describe, described, refusal
 
@@ -63,6 +64,7 @@ def test_bytes_and_training_memory_follow_the_precision(here, capsys):
             "gradients": size * count["total"],
             "optimizer_states": 2 * size * count["total"],
             "activations": activations,
+            "averaged_weights": 0,
             "total": 4 * size * count["total"] + activations,
         }
         assert content["generation_memory"]["weights"] == size * count["total"]
@@ -81,6 +83,8 @@ def test_every_precision_and_optimiser_is_known(here):
     choices, _ = get_args(get_type_hints(AccountOptions)["optimizer"])
     assert get_args(choices) == tuple(OPTIMIZERS)
     assert tuple(OPTIMIZER_STATES) == tuple(OPTIMIZERS)
+    choices, _ = get_args(get_type_hints(AccountOptions)["averaging"])
+    assert get_args(choices) == get_args(AveragingKind)
 
 
 def test_muon_remembers_one_number_for_each_matrix_of_the_blocks(here, capsys):
@@ -96,6 +100,24 @@ def test_a_configs_own_optimiser_is_counted_where_none_is_given(here, capsys):
     for flags, kind in (((), "muon"), (("--optimizer", "adamw"), "adamw")):
         content = described(capsys, "nanogpt-cpu-best", *size, *flags)
         assert content["training_memory"]["32-true"]["optimizer"] == kind
+
+
+def test_an_average_takes_the_memory_of_the_weights_once_more(here, capsys):
+    size = ("--model.decoder.vocab_size=65",)
+    (here / "averaged.yaml").write_text("model: {averaging: {kind: ema}}")
+    plain, own, none, flag = (
+        described(capsys, name, *size, *flags)["training_memory"]["bf16-mixed"]
+        for name, flags in (
+            ("llama", ()),
+            ("averaged.yaml", ()),
+            ("averaged.yaml", ("--averaging=none",)),
+            ("averaged.yaml", ("--averaging=tail",)),
+        )
+    )
+    assert plain["averaged_weights"] == none["averaged_weights"] == 0
+    for memory in (own, flag):
+        assert memory["averaged_weights"] == memory["weights"]
+        assert memory["total"] == none["total"] + memory["weights"]
 
 
 def test_what_fits_is_said_for_training_and_generation(here, capsys):
