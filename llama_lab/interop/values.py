@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -134,6 +134,23 @@ class Values:
             self.refuse(key, "must be an object")
         return Values(value, f"{self.where}{key}.")
 
+    def renamed(self, names: Mapping[str, str]) -> Values:
+        """The values with each key of ``names`` under the key that it is another name of."""
+        content = dict(self.content)
+        for other, key in names.items():
+            value = content.pop(other, None)
+            if value is None:
+                continue
+            if content.get(key) not in (None, value):
+                self.refuse(other, f"contradicts {key} {content[key]}; keep one of the two")
+            content[key] = value
+        return Values(content, self.where)
+
+    @property
+    def place(self) -> str:
+        """The group's name within its file, such as ``rope_parameters``."""
+        return self.where.rpartition(": ")[2].removesuffix(".")
+
     def _value(self, key: str, default: Any) -> Any:
         value = self.get(key)
         if value is not None:
@@ -141,3 +158,20 @@ class Values:
         if default is self.REQUIRED:
             raise UserError(f"{self.where}{key} is missing")
         return default
+
+
+def agreed(places: Iterable[tuple[Values, str]]) -> float | None:
+    """The number that may stand in several places; ``None`` where it stands in none.
+
+    Raises:
+        UserError: Two places disagree, or a value is no number above 0.
+    """
+    found: tuple[str, float] | None = None
+    for values, key in places:
+        value = values.number(key, None)
+        if value is None:
+            continue
+        if found is not None and value != found[1]:
+            values.refuse(key, f"contradicts {found[0]} {found[1]}; keep one of the two")
+        found = found or (f"{values.place}.{key}".removeprefix("."), value)
+    return None if found is None else found[1]
