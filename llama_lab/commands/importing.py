@@ -35,6 +35,8 @@ def main(argv: list[str], prog: str) -> int:
     refuse_existing(output)  # before minutes of reading
     model = _read(Path(options.SOURCE), options.tokenizer)
     write_checkpoint(output, model)
+    for note in model.notes:
+        print(f"{options.SOURCE}: {note}", file=sys.stderr)
     count = sum(tensor.numel() for tensor in model.weights.values())
     print(f"{output}: {model.origin}, {count:,} parameters", file=sys.stderr)
     return 0

@@ -30,6 +30,7 @@ class Tokenizer(ABC):
         pieces: UTF-8 bytes that each id stands for, maybe a part of a character; ``b""`` for a
             special id.
         end_of_text: Id that ends a document, or ``None`` where there is none.
+        also_end: Further ids that end a generated text; a corpus's documents get none of them.
         start_of_text: Id that a model wants to see in front of every text that it continues, or
             ``None``. ``encode`` leaves it out.
         leads_with_space: Whether ``encode`` puts a blank in front of a text, which ``decode`` takes
@@ -43,6 +44,7 @@ class Tokenizer(ABC):
     kind: ClassVar[TokenizerKind]
     pieces: list[bytes]
     end_of_text: int | None
+    also_end: tuple[int, ...] = ()
     start_of_text: int | None = None
     leads_with_space: bool = False
     never_sampled: tuple[int, ...] = ()
@@ -53,6 +55,11 @@ class Tokenizer(ABC):
     def vocab_size(self) -> int:
         """Number of ids, the special ones included."""
         return len(self.pieces)
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Every id that ends a generated text, maybe none."""
+        return self.also_end if self.end_of_text is None else (self.end_of_text, *self.also_end)
 
     @abstractmethod
     def encode(self, text: str) -> UInt32Array:

@@ -75,9 +75,7 @@ def _of_gpt2(folder: Path) -> str:
 
 def _end_of_text(folder: Path, text: str) -> int | None:
     """The id of the token that ends a text, as the file beside says or by its usual name."""
-    content = json.loads(text)
-    ids: dict[str, int] = dict(_vocabulary(content))
-    ids.update({token["content"]: token["id"] for token in content.get("added_tokens") or []})
+    ids = ids_by_name(text)
     config = folder / CONFIG_FILE
     if config.is_file():
         named = json.loads(config.read_text(encoding="utf-8")).get("eos_token")
@@ -85,6 +83,14 @@ def _end_of_text(folder: Path, text: str) -> int | None:
         if name in ids:
             return ids[name]
     return next((ids[name] for name in ENDS_OF_TEXT if name in ids), None)
+
+
+def ids_by_name(text: str) -> dict[str, int]:
+    """The ids of a ``tokenizer.json`` by their names, those of special tokens too."""
+    content = json.loads(text)
+    ids: dict[str, int] = dict(_vocabulary(content))
+    ids.update({token["content"]: token["id"] for token in content.get("added_tokens") or []})
+    return ids
 
 
 def _vocabulary(content: Any) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import codecs
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,7 @@ def generate(
     sampling: SamplingConfig,
     generator: torch.Generator,
     n_ids: int,
-    stop: int | None,
+    stop: Collection[int] = (),
     banned: Sequence[int] = (),
     use_cache: bool = True,
 ) -> Iterator[int]:
@@ -54,7 +54,7 @@ def generate(
         generator: The only source of randomness.
         n_ids: Ids that the tokenizer knows; the model's spare ids from ``n_ids`` on are never
             chosen.
-        stop: The id that ends the text (not yielded), or None.
+        stop: Ids that end the text, each of them (none is yielded).
         banned: Ids below ``n_ids`` that are never chosen either.
         use_cache: False recomputes the whole window at every step.
 
@@ -82,7 +82,7 @@ def generate(
         if banned:
             logits = logits.index_fill(1, torch.tensor(banned, device=device), -math.inf)
         chosen = int(choose(logits, sampling, generator))
-        if chosen == stop:
+        if chosen in stop:
             return
         yield chosen
         window.append(chosen)
@@ -196,7 +196,7 @@ def stream_text(
         sampling=sampling,
         generator=torch.Generator().manual_seed(seed),
         n_ids=tokenizer.vocab_size,
-        stop=tokenizer.end_of_text,
+        stop=tokenizer.ends,
         banned=tokenizer.never_sampled,
     ):
         yield stream.push(chosen)

@@ -27,8 +27,17 @@ def read_json(path: Path, *, most: int = LARGEST_CONFIG) -> dict[str, Any]:
     Raises:
         UserError: It is missing, too large, or anything else.
     """
+    return parsed(read_text(path, most=most), path)
+
+
+def parsed(text: str, path: Path) -> dict[str, Any]:
+    """The object that a file's text holds.
+
+    Raises:
+        UserError: It holds anything else.
+    """
     try:
-        content = json.loads(read_text(path, most=most), parse_constant=_refuse_constant)
+        content = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not a JSON file ({error})") from error
     if not isinstance(content, dict):
@@ -37,14 +46,14 @@ def read_json(path: Path, *, most: int = LARGEST_CONFIG) -> dict[str, Any]:
 
 
 def read_text(path: Path, *, most: int = LARGEST_TEXT) -> str:
-    """A UTF-8 file of at most so many bytes."""
+    """A UTF-8 file of at most so many bytes, with the line ends that it has."""
     if not path.is_file():
         raise UserError(f"{path}: {missing(path)}")
     size = path.stat().st_size
     if size > most:
         raise UserError(f"{path}: {size:,} bytes are too many for such a file")
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_bytes().decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read as UTF-8 text ({error})") from error
 

@@ -36,7 +36,7 @@ def logits_of(decoder: Decoder, tokens: Tensor) -> Tensor:
 
 
 def greedy(
-    decoder: Decoder, prompt: list[int], n_tokens: int, stop: int | None = None
+    decoder: Decoder, prompt: list[int], n_tokens: int, stop: tuple[int, ...] = ()
 ) -> list[int]:
     """The likeliest continuation."""
     assert decoder.config.vocab_size is not None
