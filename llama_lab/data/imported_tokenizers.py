@@ -94,6 +94,8 @@ class HuggingFaceTokenizer(ImportedTokenizer):
         special = {number for number, token in added.items() if token.special}
         names = {number: name for name, number in self.backend.get_vocab().items()}
         self.pieces = self._pieces(speller, names, special)
+        known = sorted(number for number in special if number < len(self.pieces))
+        self.special_names = {number: names[number] for number in known}
         self.never_sampled = tuple(
             number
             for number in range(len(self.pieces))

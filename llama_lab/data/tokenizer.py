@@ -6,6 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -38,6 +39,7 @@ class Tokenizer(ABC):
         never_sampled: Ids that stand for no text and end none: padding, numbers without a piece.
         safe_cut: At the end of a match a text may be cut in two: their ids, in a row, are those of
             the whole. ``None`` where no such place is known.
+        special_names: How each special id is spelt, where a text can spell one.
         parses_special: Whether ``encode_batch`` can read the spelling of a special token as its id.
     """
 
@@ -49,6 +51,7 @@ class Tokenizer(ABC):
     leads_with_space: bool = False
     never_sampled: tuple[int, ...] = ()
     safe_cut: re.Pattern[str] | None = None
+    special_names: Mapping[int, str] = MappingProxyType({})
     parses_special: ClassVar[bool] = False
 
     @property

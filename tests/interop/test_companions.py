@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from llama_lab.checkpoints import read_record
-from llama_lab.data.tokenizers import Tokenizer, tokenizer_from_state
+from llama_lab.data.tokenizers import tokenizer_from_state
 from llama_lab.generation.generate import load_model, sample_text
 from llama_lab.generation.sampling import SamplingConfig
-from tests.interop.conftest import load_theirs, run, write_checkpoint
+from tests.interop.conftest import load_theirs, run
 
-NAMES = ["<|im_start|>", "<|im_end|>", "<s>", "<pad>"]
 TEMPLATE = (
     "{% for m in messages %}\n  {{- '<|im_start|>' + m.role + '\\n' + m.content + eos_token }}\n"
     "{% endfor %}\r\n{{ bos_token }}"
@@ -24,44 +23,6 @@ TEMPLATE = (
 GENERATION = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95}
 IDS = {"bos_token_id": 282, "eos_token_id": [281, 0], "pad_token_id": 283}
 NAMED = {"bos_token": "<s>", "eos_token": "<|im_end|>", "pad_token": "<pad>"}
-
-
-@pytest.fixture(scope="session")
-def plain_folder(tmp_path_factory: Any, tokenizers: dict[str, Tokenizer]) -> Path:
-    """A model with a tokenizer that has special tokens, from 280 on."""
-    place = tmp_path_factory.mktemp("companions")
-    path = write_checkpoint(place / "a.ckpt", tokenizers["bpe"], {"vocab_size": 290}, {})
-    run("export", path, "--output", place / "out")
-    content = json.loads((place / "out" / "tokenizer.json").read_text())
-    content["added_tokens"] += [
-        {**content["added_tokens"][0], "id": 280 + i, "content": name}
-        for i, name in enumerate(NAMES)
-    ]
-    (place / "out" / "tokenizer.json").write_text(json.dumps(content))
-    (place / "out" / "generation_config.json").unlink()
-    return place / "out"
-
-
-@pytest.fixture
-def make_folder(plain_folder: Path, tmp_path: Path) -> Any:
-    """A copy of the folder with other special ids, and other files beside."""
-
-    def make(config: dict[str, Any], **files: Any) -> Path:
-        folder = tmp_path / "in"
-        folder.mkdir()
-        for file in plain_folder.iterdir():
-            (folder / file.name).write_bytes(file.read_bytes())
-        content = json.loads((folder / "config.json").read_text())
-        for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
-            del content[key]
-        (folder / "config.json").write_text(json.dumps({**content, **config}))
-        for name, content in files.items():
-            text = content if isinstance(content, str) else json.dumps(content)
-            suffix = ".jinja" if name == "chat_template" else ".json"
-            (folder / f"{name}{suffix}").write_bytes(text.encode())
-        return folder
-
-    return make
 
 
 def there_and_back(folder: Path) -> tuple[Path, Path]:
