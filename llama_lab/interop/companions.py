@@ -25,6 +25,7 @@ JSON_FILES = (GENERATION_CONFIG_FILE, TOKENIZER_CONFIG_FILE, NAMES_FILE)
 OF_TOKENIZER = (TOKENIZER_CONFIG_FILE, NAMES_FILE, TEMPLATE_FILE)
 # Read elsewhere, or written anew.
 OTHER_FILES = ("config.json", "tokenizer.json", "vocab.json", "merges.txt", "added_tokens.json")
+OLD_VOCABULARY = ("tokenizer.model", "vocab.txt")  # beside tokenizer.json, which says the same
 IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 RUNS_CODE = "auto_map"  # names Python files of the folder, which are never read here
 MOST_NAMED = 8
@@ -95,7 +96,7 @@ def _others(folder: Path) -> Iterator[str]:
     """Names of what is neither kept nor read."""
     for path in folder.iterdir():
         is_weights = path.name.endswith((".safetensors", ".safetensors.index.json"))
-        is_known = path.name in (*JSON_FILES, TEMPLATE_FILE, *OTHER_FILES)
+        is_known = path.name in (*JSON_FILES, TEMPLATE_FILE, *OTHER_FILES, *OLD_VOCABULARY)
         if not (is_weights or is_known or path.name.startswith(".")):
             yield shown(path.name)
 

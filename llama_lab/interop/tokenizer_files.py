@@ -25,12 +25,13 @@ from llama_lab.interop.companions import (
 )
 from llama_lab.interop.folders import write_json
 from llama_lab.interop.values import Values, read_text
+from llama_lab.interop.vocabularies import VOCABULARY_FILE, vocabulary_text
 
 TOKENIZER_FILE = "tokenizer.json"
 
 
 def read_tokenizer(folder: Path, config: Values, vocab_size: int, found: Companions) -> Tokenizer:
-    """The folder's tokenizer; where it has none, one that knows ids alone.
+    """The folder's tokenizer; where it has no vocabulary, one that knows ids alone.
 
     Args:
         folder: The folder.
@@ -42,10 +43,15 @@ def read_tokenizer(folder: Path, config: Values, vocab_size: int, found: Compani
         UserError: The file is broken, or belongs to a model with another vocabulary.
     """
     path = folder / TOKENIZER_FILE
-    if not os.path.lexists(path):
+    text = read_text(path) if os.path.lexists(path) else vocabulary_text(folder, config, found)
+    if text is None:
+        found.notes.append(
+            "no vocabulary is in it: text for this model is ids, with blanks between"
+        )
         ends = ends_of_text(found, config, {}, vocab_size)
         return IdsTokenizer(vocab_size, next(iter(ends), None), ends[1:])
-    text = read_text(path)
+    if not path.is_file():
+        path = folder / VOCABULARY_FILE
     try:
         backend = HuggingFaceTokenizer(text, n_ids=vocab_size).backend
         ends = ends_of_text(found, config, backend.get_vocab(), vocab_size)
