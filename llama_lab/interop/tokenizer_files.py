@@ -65,7 +65,7 @@ def read_tokenizer(folder: Path, config: Values, vocab_size: int, found: Compani
 def write_tokenizer(
     folder: Path, tokenizer: Tokenizer, context_length: int, found: Companions | None = None
 ) -> None:
-    """Write what ``AutoTokenizer`` needs to encode as ``tokenizer`` does; nothing for plain ids.
+    """Write what ``AutoTokenizer`` needs to encode as ``tokenizer`` does, and what came with it.
 
     Args:
         folder: Where to.
@@ -76,12 +76,12 @@ def write_tokenizer(
     Raises:
         UserError: The tokenizer cannot be said in ``tokenizer.json``.
     """
+    write_companions(folder, found or Companions())
     if isinstance(tokenizer, IdsTokenizer):
         return
     backend = backend_of(tokenizer)
     text = tokenizer.json_text if isinstance(tokenizer, HuggingFaceTokenizer) else backend.to_str()
     (folder / TOKENIZER_FILE).write_text(text, encoding="utf-8", newline="\n")
-    write_companions(folder, found or Companions())
     if (folder / TOKENIZER_CONFIG_FILE).exists():
         return
     special = {"bos_token": tokenizer.start_of_text, "eos_token": tokenizer.end_of_text}

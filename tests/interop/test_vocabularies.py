@@ -106,8 +106,10 @@ def test_broken_merges_are_refused(two_files, refused, tmp_path) -> None:
 def test_a_folder_without_a_vocabulary_says_that_its_text_is_ids(
     make_folder, tmp_path, capsys
 ) -> None:
-    folder = make_folder({})
+    folder = make_folder({}, chat_template="{{ messages }}")
     (folder / "tokenizer.json").unlink()
     run("import", folder, "--output", tmp_path / "a.ckpt")
     assert "no vocabulary is in it: text for this model is ids" in capsys.readouterr().err
     assert load_model(tmp_path / "a.ckpt").tokenizer.kind == "ids"
+    run("export", tmp_path / "a.ckpt", "--output", tmp_path / "out")
+    assert (tmp_path / "out" / "chat_template.jinja").read_text() == "{{ messages }}"
