@@ -41,6 +41,8 @@ class Record:
         step: Optimiser steps taken.
         resumable: Whether it holds all that a run needs to go on.
         fault: The mistake that was planted in the decoder, if any.
+        folder: What the Hugging Face folder that it came from brought besides its weights: special
+            ids and files; ``None`` where it came from none.
     """
 
     path: Path
@@ -52,6 +54,7 @@ class Record:
     step: int
     resumable: bool
     fault: str | None = None
+    folder: dict[str, Any] | None = None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -167,6 +170,7 @@ def read_record(path: str | Path) -> Record:
         step=int(contents["global_step"]),
         resumable=bool(own["config"]) and all(key in contents for key in TRAINING_KEYS),
         fault=own.get("fault"),
+        folder=own.get("folder"),
     )
 
 
@@ -210,6 +214,7 @@ def own_part(
     config: Mapping[str, Any],
     progress: Mapping[str, Any],
     fault: str | None = None,
+    folder: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The value of the key ``llama_lab``."""
     from llama_lab import __version__
@@ -222,4 +227,5 @@ def own_part(
         "tokenizer": dict(tokenizer),
         "config": dict(config),
         "progress": dict(progress),
+        **({} if folder is None else {"folder": dict(folder)}),
     }

@@ -11,7 +11,8 @@ from llama_lab.parsing import Parser
 
 DESCRIPTION = (
     "Writes a checkpoint as a Hugging Face folder: config.json, generation_config.json, float32 "
-    "safetensors, tokenizer.json and tokenizer_config.json. The family is found from the model's "
+    "safetensors, tokenizer.json and tokenizer_config.json; of an imported model also the files "
+    "that it came with. The family is found from the model's "
     "parts; a part that no family has is refused by name."
 )
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from llama_lab.configs import find_checkpoint, logs_folder, newest_checkpoint
 from llama_lab.errors import UserError
@@ -17,9 +18,11 @@ if TYPE_CHECKING:
     from llama_lab.generation.generate import LoadedModel
     from llama_lab.generation.sampling import SamplingConfig
 
+TEMPERATURE = 0.8
 DESCRIPTION = (
     "Samples from a checkpoint. Standard output is the prompt and its continuation and nothing "
-    "else, written as it comes; what is said about it goes to standard error."
+    "else (with --chat true the answer alone), written as it comes; what is said about it goes to "
+    "standard error."
 )
 
 
@@ -33,25 +36,26 @@ def main(argv: list[str], prog: str) -> int:
     """
     options = build_parser(prog).parse_args(argv)
     _check(options)
+    own = _own_sampling(options)
     prompt = _as_text(options.prompt)
     # torch takes seconds to import, and neither --help nor a misspelt flag needs it.
-    from llama_lab.generation.generate import load_model, prompt_ids
+    from llama_lab.generation.generate import load_model
     from llama_lab.generation.sampling import SamplingConfig
 
-    sampling = SamplingConfig(
-        temperature=options.temperature, top_k=options.top_k, top_p=options.top_p
-    )
+    sampling = SamplingConfig(**own)
     device = _device(options.accelerator)
     path = _checkpoint(options.ckpt_path)
     model = load_model(path, device)
-    prompt_ids(model.tokenizer, prompt)  # refused before a word is said
+    asked = _asked(options, model, path, prompt)  # refused before a word is said
+    if options.sampling == "folder":
+        sampling = _of_folder(model, path)
     fault = f", with --model.fault {model.fault}" if model.fault else ""
     _say(f"{path}, step {model.step}, on {device}{fault}")
     for number in range(options.num_samples):
         seed = options.seed + number
         if options.num_samples > 1:
             _say(f"--- sample {number + 1} of {options.num_samples}, --seed {seed}")
-        _write_sample(model, prompt, sampling, options.max_new_tokens, seed=seed)
+        _write_sample(model, asked, sampling, options, seed=seed)
     return 0
 
 
@@ -77,7 +81,7 @@ def build_parser(prog: str) -> Parser:
     parser.add_argument(
         "--temperature",
         type=float,
-        default=0.8,
+        default=TEMPERATURE,
         help="Divides the logits: below 1 is safer, above 1 wilder, 0 takes the likeliest token.",
     )
     parser.add_argument(
@@ -91,6 +95,32 @@ def build_parser(prog: str) -> Parser:
         type=float | None,
         default=None,
         help="Draw from the smallest set of tokens with this probability; null: from all.",
+    )
+    parser.add_argument(
+        "--sampling",
+        type=Literal["flags", "folder"],
+        default="flags",
+        help="flags: the three above; folder: the defaults in the generation_config.json that an "
+        "imported model came with.",
+    )
+    parser.add_argument(
+        "--chat",
+        type=bool,
+        default=False,
+        help="Make the prompt a user's turn by the chat template that the imported model came "
+        "with; the model's answer alone is written. Spellings of special tokens are tokens then.",
+    )
+    parser.add_argument(
+        "--special_tokens",
+        type=Literal["text", "parse"],
+        default="text",
+        help="Whether a special token's spelling in the prompt is text or that token.",
+    )
+    parser.add_argument(
+        "--show_special_tokens",
+        type=bool,
+        default=False,
+        help="Write special tokens that are drawn by their names, the one that ends the text too.",
     )
     parser.add_argument(
         "--seed",
@@ -116,6 +146,69 @@ def _check(options: Namespace) -> None:
         raise UserError(f"--num_samples {options.num_samples}: must be 1 or more")
     if not 0 <= options.seed < 2**63 - options.num_samples:
         raise UserError(f"--seed {options.seed}: must be 0 or more and fit into 63 bits")
+
+
+def _own_sampling(options: Namespace) -> dict[str, Any]:
+    """The sampling of the flags; set beside the folder's they would do nothing."""
+    own = {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p}
+    for name, usual in {"temperature": TEMPERATURE, "top_k": None, "top_p": None}.items():
+        if options.sampling == "folder" and own[name] != usual:
+            raise UserError(
+                f"--{name} {own[name]} would do nothing: --sampling folder takes the folder's; "
+                f"leave it out, or set --sampling flags"
+            )
+    return own
+
+
+class Asked(NamedTuple):
+    """What the model continues.
+
+    Attributes:
+        ids: Its ids.
+        text: What is written in front of the continuation.
+    """
+
+    ids: list[int]
+    text: str
+
+
+def _asked(options: Namespace, model: LoadedModel, path: Path, prompt: str | None) -> Asked:
+    """The prompt as ids: as it is, or as a turn of a chat."""
+    from llama_lab.generation.folder_files import render_chat
+    from llama_lab.generation.generate import parsed_ids, prompt_ids, refuse_idle_parsing
+
+    if not options.chat:
+        asked = Asked(*prompt_ids(model.tokenizer, prompt, options.special_tokens))
+        spelt = [name for name in model.tokenizer.special_names.values() if name in (prompt or "")]
+        if spelt and options.special_tokens == "text":
+            _say(
+                f"the prompt spells {', '.join(spelt)}, taken as text; --special_tokens parse "
+                "takes it as the token"
+            )
+        return asked
+    if not prompt:
+        raise UserError("--chat true needs a user's turn: give it with --prompt")
+    text = render_chat(model.folder, path, [{"role": "user", "content": prompt}])
+    refuse_idle_parsing(model.tokenizer, options.special_tokens)
+    if not text:
+        raise UserError(f"--chat true: the chat template of {path} makes an empty text of a turn")
+    try:
+        if model.tokenizer.parses_special:
+            return Asked(parsed_ids(model.tokenizer, text), "")
+        return Asked([int(i) for i in model.tokenizer.encode(text)], "")
+    except UserError as error:
+        raise UserError(f"--chat true: {error}") from error
+
+
+def _of_folder(model: LoadedModel, path: Path) -> SamplingConfig:
+    from llama_lab.generation.folder_files import sampling_of_folder
+
+    sampling, unknown = sampling_of_folder(model.folder, path)
+    values = dataclasses.asdict(sampling).items()
+    said = ", ".join(f"{name} {value}" for name, value in values if value is not None)
+    without = f"; without {', '.join(unknown)}, which this version does not know" if unknown else ""
+    _say(f"sampling of the folder: {said}{without}")
+    return sampling
 
 
 def _as_text(prompt: str | None) -> str | None:
@@ -152,23 +245,22 @@ def _device(accelerator: str) -> str:
 
 
 def _write_sample(
-    model: LoadedModel,
-    prompt: str | None,
-    sampling: SamplingConfig,
-    max_new_tokens: int,
-    *,
-    seed: int,
+    model: LoadedModel, asked: Asked, sampling: SamplingConfig, options: Namespace, *, seed: int
 ) -> None:
-    from llama_lab.generation.generate import stream_text
+    from llama_lab.generation.generate import stream_ids
 
     started, parts = time.perf_counter(), 0
-    for text in stream_text(
+    sys.stdout.write(asked.text)
+    sys.stdout.flush()
+    for text in stream_ids(
         model.decoder,
         model.tokenizer,
-        prompt=prompt,
-        max_new_tokens=max_new_tokens,
+        asked.ids,
+        at_start=not asked.text,
+        max_new_tokens=options.max_new_tokens,
         sampling=sampling,
         seed=seed,
+        shows_special=options.show_special_tokens,
     ):
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -177,7 +269,7 @@ def _write_sample(
     sys.stdout.flush()
     # A time in a log would make two equal calls differ, so it is for people at a terminal only.
     if sys.stderr.isatty():
-        tokens, seconds = parts - 2, time.perf_counter() - started  # prompt and rest are no tokens
+        tokens, seconds = parts - 1, time.perf_counter() - started  # the rest is no token
         _say(f"{tokens} tokens, {tokens / seconds:.0f} tokens/s")
 
 

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 DESCRIPTION = (
     "Makes a checkpoint of a Hugging Face folder (config.json, safetensors, tokenizer.json) or of "
     "a llama2.c file. `generate`, `describe` and `validate` take it, and `fit --model.init_from` "
-    "goes on with its weights. A folder without tokenizer.json gives a model whose text is ids, "
-    "numbers with blanks between."
+    "goes on with its weights. A folder's chat template, special tokens and sampling defaults are "
+    "kept. A folder without a vocabulary gives a model whose text is ids, numbers with blanks "
+    "between."
 )
 
 
@@ -35,6 +36,8 @@ def main(argv: list[str], prog: str) -> int:
     refuse_existing(output)  # before minutes of reading
     model = _read(Path(options.SOURCE), options.tokenizer)
     write_checkpoint(output, model)
+    for note in model.notes:
+        print(f"{options.SOURCE}: {note}", file=sys.stderr)
     count = sum(tensor.numel() for tensor in model.weights.values())
     print(f"{output}: {model.origin}, {count:,} parameters", file=sys.stderr)
     return 0

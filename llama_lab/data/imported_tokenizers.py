@@ -60,6 +60,7 @@ class HuggingFaceTokenizer(ImportedTokenizer):
     Args:
         json_text: The file's content.
         end_of_text: Id that ends a text, as the model's config says.
+        also_end: Further ids that end a generated text.
         n_ids: Ids that the model knows; ``None`` means all. Those above may only be special ones.
 
     Attributes:
@@ -73,9 +74,15 @@ class HuggingFaceTokenizer(ImportedTokenizer):
     parses_special = True
 
     def __init__(
-        self, json_text: str, *, end_of_text: int | None = None, n_ids: int | None = None
+        self,
+        json_text: str,
+        *,
+        end_of_text: int | None = None,
+        also_end: Sequence[int] = (),
+        n_ids: int | None = None,
     ) -> None:
         self.json_text, self.end_of_text, self.n_ids = json_text, end_of_text, n_ids
+        self.also_end = tuple(also_end)
         self.backend = _backend(json_text)
         content = json.loads(json_text)
         _require_bounded(content)
@@ -87,10 +94,13 @@ class HuggingFaceTokenizer(ImportedTokenizer):
         special = {number for number, token in added.items() if token.special}
         names = {number: name for name, number in self.backend.get_vocab().items()}
         self.pieces = self._pieces(speller, names, special)
+        known = sorted(number for number in special if number < len(self.pieces))
+        self.special_names = {number: names[number] for number in known}
         self.never_sampled = tuple(
             number
             for number in range(len(self.pieces))
-            if number not in names or (number in special and PADDING.search(names[number]))
+            if number not in self.ends
+            and (number not in names or (number in special and PADDING.search(names[number])))
         )
         self.safe_cut = safe_cut_of(content)
         self.start_of_text = self._start()
@@ -184,11 +194,24 @@ class HuggingFaceTokenizer(ImportedTokenizer):
             "json": self.json_text,
             "end_of_text": self.end_of_text,
             "n_ids": self.n_ids,
+            **_further(self.also_end),
         }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> HuggingFaceTokenizer:
-        return cls(state["json"], end_of_text=state["end_of_text"], n_ids=state["n_ids"])
+        return cls(
+            state["json"],
+            end_of_text=state["end_of_text"],
+            also_end=state.get("also_end", ()),
+            n_ids=state["n_ids"],
+        )
+
+
+def _further(also_end: Sequence[int]) -> dict[str, Any]:
+    """Further ends in a state. Where there are none the state is that of older versions, and so
+    are the names of token stores, which hash it.
+    """
+    return {"also_end": list(also_end)} if also_end else {}
 
 
 def _backend(json_text: str) -> hugging_face.Tokenizer:
@@ -304,8 +327,10 @@ class IdsTokenizer(ImportedTokenizer):
     kind = "ids"
     leads_with_space = True
 
-    def __init__(self, n_ids: int, end_of_text: int | None = None) -> None:
-        self.end_of_text = end_of_text
+    def __init__(
+        self, n_ids: int, end_of_text: int | None = None, also_end: Sequence[int] = ()
+    ) -> None:
+        self.end_of_text, self.also_end = end_of_text, tuple(also_end)
         self.pieces = [b" %d" % number for number in range(n_ids)]
 
     def encode(self, text: str) -> UInt32Array:
@@ -325,8 +350,13 @@ class IdsTokenizer(ImportedTokenizer):
         return np.array([int(word) for word in words], dtype=np.uint32)
 
     def state(self) -> dict[str, Any]:
-        return {"kind": self.kind, "n_ids": self.vocab_size, "end_of_text": self.end_of_text}
+        return {
+            "kind": self.kind,
+            "n_ids": self.vocab_size,
+            "end_of_text": self.end_of_text,
+            **_further(self.also_end),
+        }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> IdsTokenizer:
-        return cls(state["n_ids"], state["end_of_text"])
+        return cls(state["n_ids"], state["end_of_text"], state.get("also_end", ()))

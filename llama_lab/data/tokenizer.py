@@ -6,6 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -30,6 +31,7 @@ class Tokenizer(ABC):
         pieces: UTF-8 bytes that each id stands for, maybe a part of a character; ``b""`` for a
             special id.
         end_of_text: Id that ends a document, or ``None`` where there is none.
+        also_end: Further ids that end a generated text; a corpus's documents get none of them.
         start_of_text: Id that a model wants to see in front of every text that it continues, or
             ``None``. ``encode`` leaves it out.
         leads_with_space: Whether ``encode`` puts a blank in front of a text, which ``decode`` takes
@@ -37,22 +39,30 @@ class Tokenizer(ABC):
         never_sampled: Ids that stand for no text and end none: padding, numbers without a piece.
         safe_cut: At the end of a match a text may be cut in two: their ids, in a row, are those of
             the whole. ``None`` where no such place is known.
+        special_names: How each special id is spelt, where a text can spell one.
         parses_special: Whether ``encode_batch`` can read the spelling of a special token as its id.
     """
 
     kind: ClassVar[TokenizerKind]
     pieces: list[bytes]
     end_of_text: int | None
+    also_end: tuple[int, ...] = ()
     start_of_text: int | None = None
     leads_with_space: bool = False
     never_sampled: tuple[int, ...] = ()
     safe_cut: re.Pattern[str] | None = None
+    special_names: Mapping[int, str] = MappingProxyType({})
     parses_special: ClassVar[bool] = False
 
     @property
     def vocab_size(self) -> int:
         """Number of ids, the special ones included."""
         return len(self.pieces)
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Every id that ends a generated text, maybe none."""
+        return self.also_end if self.end_of_text is None else (self.end_of_text, *self.also_end)
 
     @abstractmethod
     def encode(self, text: str) -> UInt32Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -39,7 +40,7 @@ def load_tokenizer(named: str, flag: str) -> HuggingFaceTokenizer:
         elif (path / TOKENIZER_FILE).is_file():
             text = (path / TOKENIZER_FILE).read_text(encoding="utf-8")
         elif (path / VOCABULARY_FILE).is_file() and (path / MERGES_FILE).is_file():
-            text = _of_gpt2(path)
+            text = of_gpt2(path)
         else:
             raise UserError(
                 f"{flag} {shown(named)} is neither {' nor '.join(get_args(TokenizerKind)[:2])}, "
@@ -58,8 +59,16 @@ def load_tokenizer(named: str, flag: str) -> HuggingFaceTokenizer:
         ) from error
 
 
-def _of_gpt2(folder: Path) -> str:
-    """Byte-level BPE as GPT-2 splits it, written as a ``tokenizer.json``."""
+def of_gpt2(folder: Path, added: Mapping[int, hugging_face.AddedToken] | None = None) -> str:
+    """Byte-level BPE as GPT-2 splits it, written as a ``tokenizer.json``.
+
+    Args:
+        folder: Where the two files are.
+        added: Tokens beside the vocabulary, or special ones in it, by their ids.
+
+    Raises:
+        UserError: The files do not fit, or an added token cannot have its id.
+    """
     try:
         vocabulary = str(folder / VOCABULARY_FILE)
         model = models.BPE.from_file(vocabulary, str(folder / MERGES_FILE))
@@ -70,14 +79,17 @@ def _of_gpt2(folder: Path) -> str:
     backend.decoder = decoders.ByteLevel()
     special = [name for name in ENDS_OF_TEXT if backend.token_to_id(name) is not None]
     backend.add_special_tokens(special)
+    for number, token in sorted((added or {}).items()):
+        backend.add_tokens([token])
+        found = backend.token_to_id(token.content)
+        if found != number:
+            raise UserError(f"gives the added token {token.content} the id {found}, not {number}")
     return backend.to_str()
 
 
 def _end_of_text(folder: Path, text: str) -> int | None:
     """The id of the token that ends a text, as the file beside says or by its usual name."""
-    content = json.loads(text)
-    ids: dict[str, int] = dict(_vocabulary(content))
-    ids.update({token["content"]: token["id"] for token in content.get("added_tokens") or []})
+    ids = ids_by_name(text)
     config = folder / CONFIG_FILE
     if config.is_file():
         named = json.loads(config.read_text(encoding="utf-8")).get("eos_token")
@@ -85,6 +97,14 @@ def _end_of_text(folder: Path, text: str) -> int | None:
         if name in ids:
             return ids[name]
     return next((ids[name] for name in ENDS_OF_TEXT if name in ids), None)
+
+
+def ids_by_name(text: str) -> dict[str, int]:
+    """The ids of a ``tokenizer.json`` by their names, those of special tokens too."""
+    content = json.loads(text)
+    ids: dict[str, int] = dict(_vocabulary(content))
+    ids.update({token["content"]: token["id"] for token in content.get("added_tokens") or []})
+    return ids
 
 
 def _vocabulary(content: Any) -> Any:

@@ -150,6 +150,7 @@ class BpeTokenizer(Tokenizer):
         ids = {spelling: number for number, spelling in enumerate(vocabulary)}
         self.backend = _byte_level(models.BPE(vocab=ids, merges=pairs))
         self.backend.add_special_tokens([END_OF_TEXT])
+        self.special_names = {0: END_OF_TEXT}
         byte_of = BYTE_OF_PRINTABLE
         self.pieces = [b"", *(bytes(byte_of[c] for c in piece) for piece in vocabulary[1:])]
 

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import codecs
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from llama_lab.checkpoints import check_weights, read_record
+from llama_lab.data.tokenizer import SpecialTokens, refuse_surrogates
 from llama_lab.data.tokenizers import Tokenizer, tokenizer_from_state
 from llama_lab.errors import UserError
 from llama_lab.generation.sampling import SamplingConfig, choose
@@ -33,9 +34,10 @@ def generate(
     sampling: SamplingConfig,
     generator: torch.Generator,
     n_ids: int,
-    stop: int | None,
+    stop: Collection[int] = (),
     banned: Sequence[int] = (),
     use_cache: bool = True,
+    yields_stop: bool = False,
 ) -> Iterator[int]:
     """Yield the ids that continue a prompt, each as soon as it is chosen.
 
@@ -54,9 +56,10 @@ def generate(
         generator: The only source of randomness.
         n_ids: Ids that the tokenizer knows; the model's spare ids from ``n_ids`` on are never
             chosen.
-        stop: The id that ends the text (not yielded), or None.
+        stop: Ids that end the text, each of them.
         banned: Ids below ``n_ids`` that are never chosen either.
         use_cache: False recomputes the whole window at every step.
+        yields_stop: Whether the id that ends the text is yielded too.
 
     Raises:
         ValueError: The prompt is empty.
@@ -82,7 +85,9 @@ def generate(
         if banned:
             logits = logits.index_fill(1, torch.tensor(banned, device=device), -math.inf)
         chosen = int(choose(logits, sampling, generator))
-        if chosen == stop:
+        if chosen in stop:
+            if yields_stop:
+                yield chosen
             return
         yield chosen
         window.append(chosen)
@@ -115,23 +120,59 @@ def _evaluating(decoder: Decoder) -> Iterator[None]:
             decoder.train()
 
 
-def prompt_ids(tokenizer: Tokenizer, prompt: str | None) -> tuple[list[int], str]:
+def prompt_ids(
+    tokenizer: Tokenizer, prompt: str | None, special: SpecialTokens = "text"
+) -> tuple[list[int], str]:
     """The ids to condition on, and the text to print before the continuation.
 
     A tokenizer's start of a text comes first and is not printed. With no prompt, or an empty one,
     the text begins after that, else after the end of a text where the tokenizer has such an id,
     else after a line break, else after id 0.
 
+    Args:
+        tokenizer: The model's.
+        prompt: The text.
+        special: What the spelling of a special token is: ``text``, or the token (``parse``).
+
     Raises:
-        UserError: The prompt has characters that the tokenizer does not know.
+        UserError: The prompt has characters that the tokenizer does not know, or the tokenizer no
+            special tokens to parse.
     """
+    refuse_idle_parsing(tokenizer, special)
     if not prompt:
         return [_start_id(tokenizer)], ""
     start = [] if tokenizer.start_of_text is None else [tokenizer.start_of_text]
     try:
+        if special == "parse":
+            return [*start, *parsed_ids(tokenizer, prompt)], prompt
         return [*start, *(int(i) for i in tokenizer.encode(prompt))], prompt
     except UserError as error:  # UnknownCharacters, or half of a surrogate pair
         raise UserError(f"--prompt: {error}") from error
+
+
+def refuse_idle_parsing(tokenizer: Tokenizer, special: SpecialTokens) -> None:
+    """Refuse to parse special tokens where a text can spell none."""
+    if special == "parse" and not tokenizer.parses_special:
+        raise UserError(
+            f"--special_tokens parse would do nothing: the tokenizer {tokenizer.kind} has no "
+            "special tokens that a text can spell; set --special_tokens text"
+        )
+
+
+def parsed_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Ids of a text in which the spelling of a special token is that token.
+
+    Raises:
+        UserError: A character is lost, or a token has no row in the model.
+    """
+    refuse_surrogates(text)
+    (ids,) = tokenizer.encode_batch([text], special="parse")
+    lost = [c for c in tokenizer.lost(text, ids) if not c.isspace()]  # tokens may take blanks along
+    if lost:
+        raise UserError(f"the tokenizer does not keep {lost[0]!r}; leave it out")
+    if any(i >= tokenizer.vocab_size for i in ids):
+        raise UserError(f"it spells the special token of id {max(ids)}, which the model has not")
+    return [int(i) for i in ids]
 
 
 def _start_id(tokenizer: Tokenizer) -> int:
@@ -150,15 +191,21 @@ class TextStream:
     Args:
         tokenizer: Whose ids come.
         at_start: Whether they begin a text: behind a prompt, a blank in front is a blank.
+        shows_special: Whether a special id appears as its name, else as nothing.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, at_start: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, at_start: bool = True, shows_special: bool = False
+    ) -> None:
         self._pieces = tokenizer.pieces
+        self._names = tokenizer.special_names if shows_special else {}
         self._drop_space = at_start and tokenizer.leads_with_space
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, id: int) -> str:
         """The characters that ``id`` completes, maybe none."""
+        if id in self._names:
+            return self.finish() + self._names[id]
         piece = self._pieces[id]
         if self._drop_space and piece:
             piece, self._drop_space = piece.removeprefix(b" "), False
@@ -188,7 +235,41 @@ def stream_text(
     """
     ids, text = prompt_ids(tokenizer, prompt)
     yield text
-    stream = TextStream(tokenizer, at_start=not text)
+    yield from stream_ids(
+        decoder,
+        tokenizer,
+        ids,
+        at_start=not text,
+        max_new_tokens=max_new_tokens,
+        sampling=sampling,
+        seed=seed,
+    )
+
+
+def stream_ids(
+    decoder: Decoder,
+    tokenizer: Tokenizer,
+    ids: Sequence[int],
+    *,
+    at_start: bool,
+    max_new_tokens: int,
+    sampling: SamplingConfig,
+    seed: int,
+    shows_special: bool = False,
+) -> Iterator[str]:
+    """Yield one string, maybe empty, for each id behind ``ids``, then what is left.
+
+    Args:
+        decoder: The model.
+        tokenizer: Its tokenizer.
+        ids: What the model continues.
+        at_start: Whether the continuation begins a text of its own.
+        max_new_tokens: The most ids to draw.
+        sampling: How an id is chosen.
+        seed: Of the draws.
+        shows_special: Whether special tokens appear by their names, the last one too.
+    """
+    stream = TextStream(tokenizer, at_start=at_start, shows_special=shows_special)
     for chosen in generate(
         decoder,
         ids,
@@ -196,8 +277,9 @@ def stream_text(
         sampling=sampling,
         generator=torch.Generator().manual_seed(seed),
         n_ids=tokenizer.vocab_size,
-        stop=tokenizer.end_of_text,
+        stop=tokenizer.ends,
         banned=tokenizer.never_sampled,
+        yields_stop=shows_special,
     ):
         yield stream.push(chosen)
     yield stream.finish()
@@ -234,12 +316,14 @@ class LoadedModel:
         tokenizer: The one it was trained with.
         step: Optimiser steps taken.
         fault: The mistake that was planted in the decoder, if any.
+        folder: What came with an imported model: its special ids and files.
     """
 
     decoder: Decoder
     tokenizer: Tokenizer
     step: int
     fault: str | None = None
+    folder: dict[str, Any] | None = None
 
 
 def load_model(path: str | Path, device: str | torch.device = "cpu") -> LoadedModel:
@@ -264,4 +348,4 @@ def load_model(path: str | Path, device: str | torch.device = "cpu") -> LoadedMo
     decoder.to_empty(device=device)
     decoder.load_state_dict(record.weights, strict=True)
     plant_fault(decoder, cast("FaultKind | None", record.fault))
-    return LoadedModel(decoder.eval(), tokenizer, record.step, record.fault)
+    return LoadedModel(decoder.eval(), tokenizer, record.step, record.fault, record.folder)

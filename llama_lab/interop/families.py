@@ -11,7 +11,7 @@ arXiv:2505.09388; gemma3, arXiv:2503.19786; olmo2, arXiv:2501.00656; smollm3, Ba
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from llama_lab.interop.entries import (
@@ -62,6 +62,7 @@ class Family:
         architecture: Its class in transformers.
         entries: The config's keys, and the parts that they stand for.
         modules: Our modules, ``{i}`` for the layer, and where theirs are.
+        names: Other names that transformers reads a key by (``attribute_map`` of its class).
         prefix: What a file of the bare model, without its head, leaves out of the names.
         ignored: Ends of names that old files hold and that no weight is: tables and masks.
         has_own_tokenizer: Whether transformers reads texts for it with the family's tokenizer class
@@ -76,6 +77,7 @@ class Family:
     prefix: str
     ignored: tuple[str, ...] = ()
     has_own_tokenizer: bool = False
+    names: Mapping[str, str] = field(default_factory=dict)
 
     def read(self, values: Values) -> Parts:
         """The parts that a config stands for.
@@ -84,6 +86,7 @@ class Family:
             UserError: A value is impossible, or stands for what no part here is.
         """
         parts: Parts = {}
+        values = values.renamed(self.names)
         for entry in self.entries:
             parts |= entry.read(values, parts)
         return parts
@@ -366,6 +369,12 @@ GPT2 = Family(
     },
     prefix="transformer.",
     ignored=(".attn.bias", ".attn.masked_bias"),
+    names={
+        "hidden_size": "n_embd",
+        "num_hidden_layers": "n_layer",
+        "max_position_embeddings": "n_positions",
+        "num_attention_heads": "n_head",
+    },
 )
 
 # In the order in which an export tries them: llama first, where several can say the same.

@@ -16,9 +16,15 @@ from torch import Tensor
 
 from llama_lab.checkpoints import Record
 from llama_lab.data.imported_tokenizers import HuggingFaceTokenizer, IdsTokenizer
-from llama_lab.data.tokenizer import Tokenizer
 from llama_lab.data.tokenizers import tokenizer_from_state
 from llama_lab.errors import UserError
+from llama_lab.interop.companions import (
+    GENERATION_CONFIG_FILE,
+    Companions,
+    generation_text,
+    read_companions,
+    special_ids,
+)
 from llama_lab.interop.families import FAMILIES, Family
 from llama_lab.interop.folders import TensorFolder, write_folder, write_json, write_tensors
 from llama_lab.interop.imported import ImportedModel
@@ -29,11 +35,7 @@ from llama_lab.interop.layouts import (
     to_half,
 )
 from llama_lab.interop.parts import Parts, config_of, differing, head_dim_of, parts_of, settled
-from llama_lab.interop.tokenizer_files import (
-    GENERATION_CONFIG_FILE,
-    read_tokenizer,
-    write_tokenizer,
-)
+from llama_lab.interop.tokenizer_files import read_tokenizer, write_tokenizer
 from llama_lab.interop.values import Values, read_json
 from llama_lab.model.decoder import DecoderConfig
 from llama_lab.model.settings import shown
@@ -65,9 +67,12 @@ def import_folder(folder: Path) -> ImportedModel:
     refuse_differences(
         layout.shapes, {name: files.shapes[stored[name]] for name in stored}, str(folder)
     )
-    tokenizer = read_tokenizer(folder, values, parts["vocab_size"])
+    found = read_companions(folder, values, parts["vocab_size"])
+    tokenizer = read_tokenizer(folder, values, parts["vocab_size"], found)
     weights = layout.ours(lambda name: files.read(stored[name]))
-    return ImportedModel(config, weights, tokenizer, family.model_type)
+    return ImportedModel(
+        config, weights, tokenizer, family.model_type, folder=found.state(), notes=found.notes
+    )
 
 
 def read_decoder(folder: Path) -> DecoderConfig:
@@ -171,12 +176,14 @@ def export_checkpoint(record: Record, target: Path, *, shard_limit: int = SHARD_
     refuse_differences(decoder_shapes(config), found, str(record.path))
     added = {n: torch.zeros(s) for n, s in decoder_shapes(said).items() if n not in found}
     weights = {**_for_half(config, record.weights), **added}
-    ends = _ends(tokenizer)
+    companions = Companions.from_state(record.folder)
+    ids = special_ids(companions, tokenizer)
 
     def write(folder: Path) -> None:
-        write_json(folder / CONFIG_FILE, {**keys, **ends, **OF_EVERY_CONFIG})
-        write_json(folder / GENERATION_CONFIG_FILE, ends)
-        write_tokenizer(folder, tokenizer, config.context_length)
+        write_json(folder / CONFIG_FILE, {**keys, **ids, **OF_EVERY_CONFIG})
+        generation = generation_text(companions, tokenizer, ids)
+        (folder / GENERATION_CONFIG_FILE).write_bytes(generation.encode("utf-8"))
+        write_tokenizer(folder, tokenizer, config.context_length, companions)
         write_tensors(folder, layout.shapes, lambda name: layout.theirs(name, weights), shard_limit)
 
     write_folder(target, write)
@@ -246,13 +253,3 @@ def _refuse_fault(record: Record) -> None:
             f"{record.path}: was trained with --model.fault {record.fault}, which no other program "
             "would compute; export a model without one"
         )
-
-
-def _ends(tokenizer: Tokenizer) -> dict[str, Any]:
-    """The special ids. Those that are not there are said not to be: families have their own."""
-    end, start = tokenizer.end_of_text, tokenizer.start_of_text
-    return {
-        "bos_token_id": end if start is None else start,
-        "eos_token_id": end,
-        "pad_token_id": None,
-    }

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,12 +28,16 @@ class ImportedModel:
         weights: Its tensors by logical name, float32.
         tokenizer: The tokenizer that its ids belong to.
         origin: What it was, such as ``llama``; kept in the checkpoint.
+        folder: What a folder brought besides (``Companions.state``); kept in the checkpoint.
+        notes: One line for each thing that is not kept.
     """
 
     config: DecoderConfig
     weights: dict[str, Tensor]
     tokenizer: Tokenizer
     origin: str
+    folder: dict[str, Any] | None = None
+    notes: Sequence[str] = ()
 
 
 def write_checkpoint(path: Path, model: ImportedModel) -> None:
@@ -61,6 +67,7 @@ def write_checkpoint(path: Path, model: ImportedModel) -> None:
             tokenizer=model.tokenizer.state(),
             config=settings,
             progress={"imported": model.origin},
+            folder=model.folder,
         ),
     }
     write_atomically(path, lambda file: torch.save(contents, file))

@@ -1,21 +1,27 @@
 """How a config states rope: its base and how it is stretched, in the old dialect and the new.
 
 Old (transformers 4): ``rope_theta`` at the top, ``rope_scaling`` beside it with ``type`` or
-``rope_type``. New (5): both in ``rope_parameters``, by kind of layer where a family has two kinds.
-What is written says it in both; what is read may, and must then agree.
+``rope_type``; some files have the base in ``rope_scaling`` too. New (5): both in
+``rope_parameters``, by kind of layer where a family has two kinds. What is written says it in
+both; what is read may, and must then agree.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from llama_lab.errors import UserError
 from llama_lab.interop.entries import Entry
-from llama_lab.interop.parts import Parts, layer_windows
+from llama_lab.interop.parts import Parts, differing, layer_windows
 from llama_lab.interop.scalings import NO_SCALING, ORIGINAL, SCALING, SCALINGS
-from llama_lab.interop.values import Values
+from llama_lab.interop.values import Values, agreed
+from llama_lab.model.settings import shown
 
-GLOBAL_LAYERS, WINDOWED_LAYERS = "full_attention", "sliding_attention"
+LAYER_KINDS = GLOBAL_LAYERS, WINDOWED_LAYERS = "full_attention", "sliding_attention"
+# The base's names in other families' configs. transformers does not read them for ours, so one of
+# them may only repeat what ``rope_theta`` says.
+OTHER_NAMES = ("rotary_emb_base", "rotary_base", "rope_base")
 
 # Keys that change what a scaling computes, in a way that no setting here has, and the value that
 # leaves it as it is.
@@ -28,6 +34,24 @@ UNKNOWN_FACTORS = {
 }
 
 
+class Places(NamedTuple):
+    """Where a config may say each thing about rope.
+
+    Attributes:
+        bases: Groups with a base, and its key there.
+        local_bases: The same for the base of windowed layers.
+        scalings: Groups with a scaling.
+        local: Groups of windowed layers alone.
+        groups: All groups.
+    """
+
+    bases: list[tuple[Values, str]]
+    local_bases: list[tuple[Values, str]]
+    scalings: list[Values]
+    local: list[Values]
+    groups: list[Values]
+
+
 @dataclass(frozen=True)
 class Rope(Entry):
     """Rope with a base, maybe stretched; with ``local_theta`` also the base of windowed layers."""
@@ -36,35 +60,50 @@ class Rope(Entry):
     local_theta: float | None = None
 
     def read(self, values: Values, parts: Parts) -> Parts:
-        new = values.group("rope_parameters")
-        by_layer = new is not None and (
-            GLOBAL_LAYERS in new.content or WINDOWED_LAYERS in new.content
-        )
-        whole = new.group(GLOBAL_LAYERS) if new is not None and by_layer else new
-        found: Parts = {"position.rope_theta": _theta(values, whole, "rope_theta", self.theta)}
-        old = values.group("rope_scaling")
-        stretched = [_scaling(group) for group in (old, whole) if group is not None]
-        stretched = [scaling for scaling in stretched if scaling] or [{}]
-        if stretched[0] != stretched[-1]:
-            values.refuse("rope_scaling", "contradicts rope_parameters; keep one of the two")
-        found |= stretched[0]
+        places = self._places(values)
+        found: Parts = {"position.rope_theta": _base(places.bases, values, self.theta)}
+        found |= _agreed_scaling(places.scalings)
         found |= _original(values, found)
-        for group in (values, new, old, whole):
-            if group is not None and group.number("partial_rotary_factor", 1.0) != 1.0:
+        for group in (values, *places.groups):
+            if group.number("partial_rotary_factor", 1.0) != 1.0:
                 group.refuse("partial_rotary_factor", "this family turns all coordinates of a head")
         if self.local_theta is not None:
-            local = new.group(WINDOWED_LAYERS) if new is not None and by_layer else None
-            found |= self._local(values, local, parts)
-        elif by_layer:
-            values.refuse("rope_parameters", "this family has one kind of rope for all layers")
+            for group in places.local:
+                if _scaling(group):
+                    group.refuse("rope_type", "this version stretches no windowed layer's rope")
+            local = _base(places.local_bases, values, self.local_theta)
+            is_used = "L" in layer_windows(parts)
+            found["position.rope_local_theta"] = local if is_used else None
         return found
 
-    def _local(self, values: Values, local: Values | None, parts: Parts) -> Parts:
-        if local is not None and _scaling(local):
-            local.refuse("rope_type", "this version stretches no windowed layer's rope")
-        assert self.local_theta is not None
-        base = _theta(values, local, "rope_local_base_freq", self.local_theta)
-        return {"position.rope_local_theta": base if "L" in layer_windows(parts) else None}
+    def _places(self, values: Values) -> Places:
+        """Every place of a config where rope is said; one that the family has not is refused."""
+        old, new = values.group("rope_scaling"), values.group("rope_parameters")
+        by_layer = [
+            (group, kind)
+            for group in (old, new)
+            for kind in LAYER_KINDS
+            if group is not None and kind in group.content
+        ]
+        for group, kind in by_layer:
+            if self.local_theta is None:
+                group.refuse(kind, "this family has one kind of rope for all layers")
+            if group is old:
+                group.refuse(kind, "each kind of layer has its place in rope_parameters alone")
+        if new is not None and self.local_theta is not None:
+            for key in new.content:
+                if key not in LAYER_KINDS and new.get(key) is not None:
+                    new.refuse(key, f"must stand in {' or '.join(LAYER_KINDS)}")
+            full, local = new.group(GLOBAL_LAYERS), new.group(WINDOWED_LAYERS)
+        else:
+            full, local = new, None
+        return Places(
+            bases=[*_inside(full, old), (values, "rope_theta")],
+            local_bases=[*_inside(local), (values, "rope_local_base_freq")],
+            scalings=[group for group in (full, old) if group is not None and group.content],
+            local=[] if local is None else [local],
+            groups=[group for group in (old, full, local) if group is not None],
+        )
 
     def write(self, parts: Parts) -> dict[str, Any]:
         theta = parts.get("position.rope_theta")
@@ -84,15 +123,33 @@ class Rope(Entry):
         }
 
 
-def _theta(values: Values, new: Values | None, old_key: str, default: float) -> float:
-    """The base, from either place."""
-    old = values.number(old_key, None)
-    nested = new.number("rope_theta", None) if new is not None else None
-    if None not in (old, nested) and old != nested:
-        values.refuse(
-            old_key, f"contradicts rope_parameters, which says {nested}; keep one of them"
-        )
-    return nested or old or default
+def _inside(*groups: Values | None) -> list[tuple[Values, str]]:
+    return [(group, "rope_theta") for group in groups if group is not None]
+
+
+def _base(places: list[tuple[Values, str]], values: Values, default: float) -> float:
+    """The base that all places say which say one."""
+    base: float = agreed(places) or default
+    for key in OTHER_NAMES:
+        if values.number(key, base) != base:
+            values.refuse(key, f"this family's base is rope_theta, here {base}; keep that one")
+    return base
+
+
+def _agreed_scaling(groups: list[Values]) -> Parts:
+    """The scaling that each group says, as transformers takes either group whole."""
+    found: Parts | None = None
+    for group in groups:
+        scaling = _scaling(group)
+        if found is not None and scaling != found:
+            name = next(iter(differing(found, scaling)))
+            one, other = shown(found.get(name)), shown(scaling.get(name))
+            raise UserError(
+                f"{group.where}{name.rpartition('.')[2]} {other}: contradicts "
+                f"{groups[0].place}, which says {one}; keep one of the two"
+            )
+        found = scaling
+    return found or {}
 
 
 def _original(values: Values, found: Parts) -> Parts:
@@ -111,6 +168,8 @@ def _scaling(group: Values) -> Parts:
     """The settings of a scaling; none for the kind ``default``."""
     key = "rope_type" if group.get("rope_type") is not None else "type"
     kinds = {name: name for name in (NO_SCALING, *SCALINGS)}
+    if group.get("type") not in (None, group.get(key)):
+        group.refuse("type", f"contradicts rope_type {group.get(key)}; keep one of the two")
     kind = group.word(key, kinds, NO_SCALING)
     for unknown, neutral in UNKNOWN_FACTORS.items():
         if group.get(unknown) not in (None, neutral):

@@ -17,58 +17,73 @@ from llama_lab.data.imported_tokenizers import (
 from llama_lab.data.tokenizer import Tokenizer
 from llama_lab.data.tokenizers import BpeTokenizer, CharTokenizer
 from llama_lab.errors import UserError
+from llama_lab.interop.companions import (
+    TOKENIZER_CONFIG_FILE,
+    Companions,
+    ends_of_text,
+    write_companions,
+)
 from llama_lab.interop.folders import write_json
-from llama_lab.interop.values import Values, read_json, read_text
+from llama_lab.interop.values import Values, read_text
+from llama_lab.interop.vocabularies import VOCABULARY_FILE, vocabulary_text
 
-TOKENIZER_FILE, TOKENIZER_CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
-GENERATION_CONFIG_FILE = "generation_config.json"
+TOKENIZER_FILE = "tokenizer.json"
 
 
-def read_tokenizer(folder: Path, config: Values, vocab_size: int) -> Tokenizer:
-    """The folder's tokenizer; where it has no ``tokenizer.json``, one that knows ids alone.
+def read_tokenizer(folder: Path, config: Values, vocab_size: int, found: Companions) -> Tokenizer:
+    """The folder's tokenizer; where it has no vocabulary, one that knows ids alone.
+
+    Args:
+        folder: The folder.
+        config: Its config.json.
+        vocab_size: Ids that the model has.
+        found: What is beside the vocabulary.
 
     Raises:
         UserError: The file is broken, or belongs to a model with another vocabulary.
     """
-    end = _end_of_text(folder, config, vocab_size)
     path = folder / TOKENIZER_FILE
-    if not os.path.lexists(path):
-        return IdsTokenizer(vocab_size, end)
+    text = read_text(path) if os.path.lexists(path) else vocabulary_text(folder, config, found)
+    if text is None:
+        found.notes.append(
+            "no vocabulary is in it: text for this model is ids, with blanks between"
+        )
+        ends = ends_of_text(found, config, {}, vocab_size)
+        return IdsTokenizer(vocab_size, next(iter(ends), None), ends[1:])
+    if not path.is_file():
+        path = folder / VOCABULARY_FILE
     try:
-        return HuggingFaceTokenizer(read_text(path), end_of_text=end, n_ids=vocab_size)
+        backend = HuggingFaceTokenizer(text, n_ids=vocab_size).backend
+        ends = ends_of_text(found, config, backend.get_vocab(), vocab_size)
+        return HuggingFaceTokenizer(
+            text, end_of_text=next(iter(ends), None), also_end=ends[1:], n_ids=vocab_size
+        )
     except UserError as error:
         raise UserError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from error
 
 
-def _end_of_text(folder: Path, config: Values, vocab_size: int) -> int | None:
-    """The id that ends a text, the first of several that the model has; the generation config's
-    goes first.
-    """
-    path = folder / GENERATION_CONFIG_FILE
-    sources = [Values(read_json(path), f"{path}: ")] if os.path.lexists(path) else []
-    for values in (*sources, config):
-        value = values.get("eos_token_id")
-        ids = value if isinstance(value, list) else [value]
-        if not ids or ids[0] is None:
-            continue
-        if any(type(i) is not int or i < 0 for i in ids):
-            values.refuse("eos_token_id", "must be ids, whole numbers from 0 on")
-        # A family's usual one in a model with fewer ids, which never gives it.
-        return next((i for i in ids if i < vocab_size), None)
-    return None
+def write_tokenizer(
+    folder: Path, tokenizer: Tokenizer, context_length: int, found: Companions | None = None
+) -> None:
+    """Write what ``AutoTokenizer`` needs to encode as ``tokenizer`` does, and what came with it.
 
-
-def write_tokenizer(folder: Path, tokenizer: Tokenizer, context_length: int) -> None:
-    """Write what ``AutoTokenizer`` needs to encode as ``tokenizer`` does; nothing for plain ids.
+    Args:
+        folder: Where to.
+        tokenizer: Any.
+        context_length: The most ids that the model reads.
+        found: What came beside an imported tokenizer, which is written as it came.
 
     Raises:
         UserError: The tokenizer cannot be said in ``tokenizer.json``.
     """
+    write_companions(folder, found or Companions())
     if isinstance(tokenizer, IdsTokenizer):
         return
     backend = backend_of(tokenizer)
     text = tokenizer.json_text if isinstance(tokenizer, HuggingFaceTokenizer) else backend.to_str()
     (folder / TOKENIZER_FILE).write_text(text, encoding="utf-8", newline="\n")
+    if (folder / TOKENIZER_CONFIG_FILE).exists():
+        return
     special = {"bos_token": tokenizer.start_of_text, "eos_token": tokenizer.end_of_text}
     named: dict[str, Any] = {
         name: backend.id_to_token(number) for name, number in special.items() if number is not None

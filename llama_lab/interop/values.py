@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,8 +27,17 @@ def read_json(path: Path, *, most: int = LARGEST_CONFIG) -> dict[str, Any]:
     Raises:
         UserError: It is missing, too large, or anything else.
     """
+    return parsed(read_text(path, most=most), path)
+
+
+def parsed(text: str, path: Path) -> dict[str, Any]:
+    """The object that a file's text holds.
+
+    Raises:
+        UserError: It holds anything else.
+    """
     try:
-        content = json.loads(read_text(path, most=most), parse_constant=_refuse_constant)
+        content = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not a JSON file ({error})") from error
     if not isinstance(content, dict):
@@ -37,14 +46,14 @@ def read_json(path: Path, *, most: int = LARGEST_CONFIG) -> dict[str, Any]:
 
 
 def read_text(path: Path, *, most: int = LARGEST_TEXT) -> str:
-    """A UTF-8 file of at most so many bytes."""
+    """A UTF-8 file of at most so many bytes, with the line ends that it has."""
     if not path.is_file():
         raise UserError(f"{path}: {missing(path)}")
     size = path.stat().st_size
     if size > most:
         raise UserError(f"{path}: {size:,} bytes are too many for such a file")
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_bytes().decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read as UTF-8 text ({error})") from error
 
@@ -134,6 +143,23 @@ class Values:
             self.refuse(key, "must be an object")
         return Values(value, f"{self.where}{key}.")
 
+    def renamed(self, names: Mapping[str, str]) -> Values:
+        """The values with each key of ``names`` under the key that it is another name of."""
+        content = dict(self.content)
+        for other, key in names.items():
+            value = content.pop(other, None)
+            if value is None:
+                continue
+            if content.get(key) not in (None, value):
+                self.refuse(other, f"contradicts {key} {content[key]}; keep one of the two")
+            content[key] = value
+        return Values(content, self.where)
+
+    @property
+    def place(self) -> str:
+        """The group's name within its file, such as ``rope_parameters``."""
+        return self.where.rpartition(": ")[2].removesuffix(".")
+
     def _value(self, key: str, default: Any) -> Any:
         value = self.get(key)
         if value is not None:
@@ -141,3 +167,20 @@ class Values:
         if default is self.REQUIRED:
             raise UserError(f"{self.where}{key} is missing")
         return default
+
+
+def agreed(places: Iterable[tuple[Values, str]]) -> float | None:
+    """The number that may stand in several places; ``None`` where it stands in none.
+
+    Raises:
+        UserError: Two places disagree, or a value is no number above 0.
+    """
+    found: tuple[str, float] | None = None
+    for values, key in places:
+        value = values.number(key, None)
+        if value is None:
+            continue
+        if found is not None and value != found[1]:
+            values.refuse(key, f"contradicts {found[0]} {found[1]}; keep one of the two")
+        found = found or (f"{values.place}.{key}".removeprefix("."), value)
+    return None if found is None else found[1]

@@ -105,7 +105,6 @@ def time_decoding(decoder: Decoder, context: int, tokens: int) -> float:
         sampling=SamplingConfig(temperature=0.0),
         generator=draws,
         n_ids=n_ids,
-        stop=None,
     )
     next(ids)  # reads the prompt
     began = time.perf_counter()

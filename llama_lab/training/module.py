@@ -135,6 +135,7 @@ class LanguageModel(LightningModule):
         self.run = RunState()
         self.meter = LossMeter()
         self.config: dict[str, Any] = {}
+        self.folder: dict[str, Any] | None = None
         self.validation: dict[str, float] = {}
         self.grad_norm: torch.Tensor | None = None
         self.learning_rate = 0.0
@@ -206,7 +207,7 @@ class LanguageModel(LightningModule):
             remedy="give the checkpoint's own settings",
         )
         self.decoder.load_state_dict(record.weights)
-        self.run.weights_fault = record.fault
+        self.run.weights_fault, self.folder = record.fault, record.folder
 
     @property
     def _datamodule(self) -> TextDataModule | None:
@@ -358,6 +359,7 @@ class LanguageModel(LightningModule):
             config=self.config,
             progress={**self.run.state(), "meter": self.meter.state()},
             fault=self.fault,
+            folder=self.folder,
         )
         checkpoint["hyper_parameters"] = {
             "decoder": dataclasses.asdict(self.decoder_config),
@@ -372,7 +374,7 @@ class LanguageModel(LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take up the run's counters; restate Lightning's, which count microbatches."""
         own = checkpoint[checkpoints.KEY]
-        self.tokenizer = tokenizer_from_state(own["tokenizer"])
+        self.tokenizer, self.folder = tokenizer_from_state(own["tokenizer"]), own.get("folder")
         if getattr(self, "_trainer", None) is None or self.trainer.state.fn != "fit":
             return
         self.run.load(own["progress"])

@@ -41,7 +41,7 @@ ARCHITECTURES = {
 
 
 def run(
-    decoder, prompt, n, *, sampling=GREEDY, seed=0, n_ids=None, stop=None, banned=(), use_cache=True
+    decoder, prompt, n, *, sampling=GREEDY, seed=0, n_ids=None, stop=(), banned=(), use_cache=True
 ):
     return list(
         generate(
@@ -72,7 +72,7 @@ def test_a_context_of_millions_takes_memory_for_the_text_alone(kind: str) -> Non
         "resource.setrlimit(resource.RLIMIT_AS, (used + (400 << 20),) * 2);"
         "decoder = Decoder(DecoderConfig.from_dict(sizes)); initialise(decoder, 0);"
         "setting = {'sampling': SamplingConfig(), 'generator': torch.Generator(), 'n_ids': 11};"
-        "print(*generate(decoder, [1] * 10, max_new_tokens=3, stop=None, **setting))"
+        "print(*generate(decoder, [1] * 10, max_new_tokens=3, **setting))"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     result = subprocess.run(
@@ -160,7 +160,7 @@ def test_the_stop_id_ends_the_text_and_is_not_yielded(build):
     decoder = build()
     free = run(decoder, [1], 30)
     stop = free[8]
-    assert run(decoder, [1], 30, stop=stop) == free[: free.index(stop)]
+    assert run(decoder, [1], 30, stop=[stop]) == free[: free.index(stop)]
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -174,7 +174,6 @@ def test_the_caller_keeps_its_mode_gradients_and_random_state_between_ids(build,
         sampling=GREEDY,
         generator=torch.Generator(),
         n_ids=23,
-        stop=None,
     )
     first = list(itertools.islice(ids, 3))
     assert all(module.training is training for module in decoder.modules())
@@ -240,7 +239,7 @@ def test_streamed_text_equals_decoding_all_ids_at_once(bpe_tokenizer):
 
 def test_sample_text_is_the_prompt_and_the_decoded_continuation(build, bpe_tokenizer):
     decoder = build(vocab_size=bpe_tokenizer.vocab_size)
-    ids = run(decoder, bpe_tokenizer.encode("the c").tolist(), 25, stop=bpe_tokenizer.end_of_text)
+    ids = run(decoder, bpe_tokenizer.encode("the c").tolist(), 25, stop=bpe_tokenizer.ends)
     text = sample_text(
         decoder, bpe_tokenizer, prompt="the c", max_new_tokens=25, sampling=GREEDY, seed=0
     )

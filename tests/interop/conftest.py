@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Callable
 from dataclasses import asdict
@@ -36,7 +37,7 @@ def logits_of(decoder: Decoder, tokens: Tensor) -> Tensor:
 
 
 def greedy(
-    decoder: Decoder, prompt: list[int], n_tokens: int, stop: int | None = None
+    decoder: Decoder, prompt: list[int], n_tokens: int, stop: tuple[int, ...] = ()
 ) -> list[int]:
     """The likeliest continuation."""
     assert decoder.config.vocab_size is not None
@@ -195,3 +196,44 @@ def write_bin(
     path.write_bytes(content + floats.tobytes() + tables.tobytes() + head.tobytes())
     write_tokenizer_bin(tokenizer)
     return "import", str(path), "--tokenizer", str(tokenizer)
+
+
+SPECIAL_NAMES = ["<|im_start|>", "<|im_end|>", "<s>", "<pad>"]
+
+
+@pytest.fixture(scope="session")
+def plain_folder(tmp_path_factory: Any, tokenizers: dict[str, Tokenizer]) -> Path:
+    """A model with a tokenizer that has special tokens, from 280 on."""
+    place = tmp_path_factory.mktemp("companions")
+    path = write_checkpoint(place / "a.ckpt", tokenizers["bpe"], {"vocab_size": 290}, {})
+    run("export", path, "--output", place / "out")
+    content = json.loads((place / "out" / "tokenizer.json").read_text())
+    content["added_tokens"] += [
+        {**content["added_tokens"][0], "id": 280 + i, "content": name}
+        for i, name in enumerate(SPECIAL_NAMES)
+    ]
+    (place / "out" / "tokenizer.json").write_text(json.dumps(content))
+    (place / "out" / "generation_config.json").unlink()
+    return place / "out"
+
+
+@pytest.fixture
+def make_folder(plain_folder: Path, tmp_path: Path) -> Any:
+    """A copy of the folder with other special ids, and other files beside."""
+
+    def make(config: dict[str, Any], **files: Any) -> Path:
+        folder = tmp_path / "in"
+        folder.mkdir()
+        for file in plain_folder.iterdir():
+            (folder / file.name).write_bytes(file.read_bytes())
+        content = json.loads((folder / "config.json").read_text())
+        for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            del content[key]
+        (folder / "config.json").write_text(json.dumps({**content, **config}))
+        for name, content in files.items():
+            text = content if isinstance(content, str) else json.dumps(content)
+            suffix = ".jinja" if name == "chat_template" else ".json"
+            (folder / f"{name}{suffix}").write_bytes(text.encode())
+        return folder
+
+    return make

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -63,6 +64,13 @@ LLAMA3_PARTS = {
         ({"rope_theta": 5e5, "rope_scaling": None}, 5e5, {}),
         ({"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}, 5e5, {}),
         ({"rope_theta": 5e5, "rope_parameters": {"rope_theta": 5e5}}, 5e5, {}),
+        ({"rope_scaling": {"rope_type": "default", "rope_theta": 5e5}}, 5e5, {}),
+        ({"rope_theta": 5e5, "rope_scaling": {"type": "default", "rope_theta": 5e5}}, 5e5, {}),
+        (
+            {"rope_scaling": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}},
+            5e5,
+            LLAMA3_PARTS,
+        ),
         (
             {"rope_scaling": {"type": "linear", "factor": 2}},
             10000.0,
@@ -97,8 +105,26 @@ def test_both_dialects_of_rope_say_the_same(keys, theta, scaling) -> None:
     [
         (
             {"rope_theta": 2.0, "rope_parameters": {"rope_theta": 3.0}},
-            "rope_theta 2.0: contradicts",
+            "rope_theta 2.0: contradicts rope_parameters.rope_theta 3.0; keep one",
         ),
+        (
+            {"rope_theta": 2.0, "rope_scaling": {"type": "default", "rope_theta": 3.0}},
+            r"config.json: rope_theta 2.0: contradicts rope_scaling.rope_theta 3.0; keep one",
+        ),
+        (
+            {"rope_parameters": {"rope_theta": 2.0}, "rope_scaling": {"rope_theta": 3.0}},
+            "rope_scaling.rope_theta 3.0: contradicts rope_parameters.rope_theta 2.0",
+        ),
+        ({"rotary_emb_base": 5e5}, "rotary_emb_base 500000.0: this family's base is rope_theta"),
+        ({"rope_scaling": {"rope_type": "linear", "type": "yarn", "factor": 2}}, "type yarn: con"),
+        (
+            {
+                "rope_scaling": {"type": "default"},
+                "rope_parameters": {"rope_type": "linear", "factor": 3.0},
+            },
+            "contradicts rope_parameters",
+        ),
+        ({"rope_scaling": {"full_attention": {"rope_theta": 3.0}}}, "one kind of rope"),
         (
             {
                 "rope_scaling": {"type": "linear", "factor": 2.0},
@@ -159,6 +185,46 @@ def test_gemma_has_a_base_for_each_kind_of_layer_in_both_dialects() -> None:
     assert (new["position.rope_theta"], new["position.rope_local_theta"]) == (5e5, 3e4)
     with pytest.raises(UserError, match="query_pre_attn_scalar 24"):
         read("gemma3_text", head_dim=8, query_pre_attn_scalar=24)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"rope_parameters": {"rope_theta": 5e5}}, "rope_parameters.rope_theta 500000.0: must st"),
+        ({"rope_scaling": {"full_attention": {"rope_theta": 5e5}}}, "in rope_parameters alone"),
+        (
+            {
+                "rope_local_base_freq": 3e4,
+                "rope_parameters": {"sliding_attention": {"rope_theta": 1e4}},
+            },
+            "rope_local_base_freq 30000.0: contradicts rope_parameters.sliding_attention",
+        ),
+        (
+            {"rope_theta": 3e4, "rope_parameters": {"full_attention": {"rope_theta": 1e4}}},
+            "rope_theta 30000.0: contradicts rope_parameters.full_attention.rope_theta 10000.0",
+        ),
+    ],
+)
+def test_a_base_of_gemma_that_transformers_would_not_take_is_refused(keys, words) -> None:
+    with pytest.raises(UserError, match=words):
+        read("gemma3_text", head_dim=256, **keys)
+
+
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f != "gpt2"])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"rope_scaling": {"rope_type": "default", "rope_theta": 5e5}},
+        {"rope_scaling": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}},
+        {"rope_scaling": {"rope_type": "yarn", "rope_theta": 5e5, "factor": 2.0}},
+        {"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+    ],
+)
+def test_the_base_is_the_one_that_transformers_takes(transformers, family, keys) -> None:
+    theirs = transformers.AutoConfig.for_model(family, **copy.deepcopy(keys)).rope_parameters
+    assert theirs.get("full_attention", theirs)["rope_theta"] == 5e5
+    own = {"head_dim": 256, "sliding_window_pattern": 2} if family == "gemma3_text" else {}
+    assert read(family, **own, **keys)["position.rope_theta"] == 5e5
 
 
 @pytest.mark.parametrize(
