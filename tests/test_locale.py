@@ -48,7 +48,9 @@ def test_a_run_with_such_names_is_made_resumed_scored_sampled_and_exported(folde
     run = str(receipt.parent)
     succeeds(folder, "fit", f"--ckpt_path={run}", "--trainer.max_steps=4")
     succeeds(folder, "validate", f"--ckpt_path={run}")
-    said = succeeds(folder, "generate", "--ckpt_path", run, "--prompt", TEXT[:4], "--max_new_tokens=4")
+    said = succeeds(
+        folder, "generate", "--ckpt_path", run, "--prompt", TEXT[:4], "--max_new_tokens=4"
+    )
     assert TEXT[:4] in said
     succeeds(folder, "runs")
     succeeds(folder, "export", run, "--output", "hinüber")

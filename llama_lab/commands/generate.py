@@ -44,9 +44,15 @@ def main(argv: list[str], prog: str) -> int:
     device = _device(options.accelerator)
     path = _checkpoint(options.ckpt_path)
     model = load_model(path, device)
-    prompt_ids(model.tokenizer, prompt)  # refused before a word is said
+    ids, _ = prompt_ids(model.tokenizer, prompt)  # refused before a word is said
     fault = f", with --model.fault {model.fault}" if model.fault else ""
     _say(f"{path}, step {model.step}, on {device}{fault}")
+    context = model.decoder.config.context_length
+    if len(ids) > context:
+        _say(
+            f"--prompt has {len(ids):,} tokens and the model's context {context:,}: it sees the "
+            f"last {context:,} only"
+        )
     for number in range(options.num_samples):
         seed = options.seed + number
         if options.num_samples > 1:
