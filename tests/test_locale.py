@@ -1,4 +1,4 @@
-"""A locale without UTF-8 changes nothing: names with other characters than ASCII work everywhere."""
+"""In a locale without UTF-8, names with other characters than ASCII work all the same."""
 
 from __future__ import annotations
 
