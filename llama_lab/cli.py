@@ -49,6 +49,7 @@ def main(argv: list[str]) -> int:
     write_utf8()
     try:
         with signals_end_the_command():
+            refuse_other_than_utf8(argv)
             return dispatch(argv)
     except (UserError, SettingError) as error:
         return _end(error, USER_ERROR)
@@ -79,6 +80,19 @@ def main(argv: list[str]) -> int:
         first = (str(error).splitlines() or ["no memory is left"])[0]
         message = f"{first}; lower --data.batch_size or raise --trainer.accumulate_grad_batches"
         return _end(RunError(message), FAILED)
+
+
+def refuse_other_than_utf8(argv: list[str]) -> None:
+    """Refuse arguments that no receipt, report or checkpoint could hold as text.
+
+    Raises:
+        UserError: One has bytes that are no UTF-8, which Python hands over as lone surrogates.
+    """
+    for before, word in zip(["", *argv], argv, strict=False):
+        if any("\ud800" <= character <= "\udfff" for character in word):
+            flag = f"{before} " if before.startswith("--") and not word.startswith("--") else ""
+            spelt = word.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+            raise UserError(f"{flag}{spelt}: not UTF-8 text; give it, or name the file, in UTF-8")
 
 
 def dispatch(argv: list[str]) -> int:

@@ -51,6 +51,12 @@ def main(argv: list[str], prog: str) -> int:
         sampling = _of_folder(model, path)
     fault = f", with --model.fault {model.fault}" if model.fault else ""
     _say(f"{path}, step {model.step}, on {device}{fault}")
+    context = model.decoder.config.context_length
+    if len(asked.ids) > context:
+        _say(
+            f"--prompt has {len(asked.ids):,} tokens and the model's context {context:,}: it sees the "
+            f"last {context:,} only"
+        )
     for number in range(options.num_samples):
         seed = options.seed + number
         if options.num_samples > 1:

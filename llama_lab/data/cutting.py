@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from llama_lab.data.readers.records import Piece
 
 BATCH_CHARACTERS, BATCH_DOCUMENTS = 1 << 22, 1 << 14
+UNCUT_CHARACTERS = 1 << 19  # a longer text without a safe cut is looked at word by word
 
 CutText = tuple[str, bool, bool]
 """A text, and whether it begins and whether it ends a document."""
@@ -72,24 +73,40 @@ def last_cut(text: str, safe_cut: re.Pattern[str]) -> int:
     return 0
 
 
-def cut_safely(pieces: Iterable[Piece], safe_cut: re.Pattern[str] | None) -> Iterator[CutText]:
+def cut_safely(
+    pieces: Iterable[Piece],
+    safe_cut: re.Pattern[str] | None,
+    last_place: Callable[[str], int] = lambda text: 0,
+) -> Iterator[CutText]:
     """Texts whose ids are those of the whole in a row, and whether each begins and ends a document.
 
     Args:
         pieces: Of documents, in order.
         safe_cut: See :class:`Tokenizer`; without one each document comes whole.
+        last_place: :meth:`Tokenizer.last_place`, for a long text without a safe cut.
     """
     waiting: list[str] = []
-    begins = True
+    begins, asked_at = True, UNCUT_CHARACTERS
     for piece in pieces:
         cut = len(piece.text)
         if not piece.ends_document:
             cut = 0 if safe_cut is None else last_cut(piece.text, safe_cut)
+        if not cut and not piece.ends_document:
+            waiting.append(piece.text)
+            if sum(map(len, waiting)) < asked_at:
+                continue
+            text = "".join(waiting)
+            cut = last_place(text)
+            # A text that nothing divides is asked about at every doubling, not at every piece.
+            asked_at = UNCUT_CHARACTERS if cut else 2 * len(text)
+            waiting = [text[cut:]]
+            if cut:
+                yield text[:cut], begins, False
+                begins = False
+            continue
         waiting.append(piece.text[:cut])
-        if cut or piece.ends_document:
-            yield "".join(waiting), begins, piece.ends_document
-            waiting, begins = [], piece.ends_document
-        waiting.append(piece.text[cut:])
+        yield "".join(waiting), begins, piece.ends_document
+        waiting, begins, asked_at = [piece.text[cut:]], piece.ends_document, UNCUT_CHARACTERS
 
 
 def in_batches(texts: Iterable[CutText]) -> Iterator[list[CutText]]:

@@ -28,6 +28,7 @@ from llama_lab.data.loading import (
 from llama_lab.data.preparation import prepare_store
 from llama_lab.data.readers.records import OnBadRecord, Quoting
 from llama_lab.data.requests import DEFAULT_VAL_FRACTION, StoreRequest
+from llama_lab.data.sources import MissingSource
 from llama_lab.data.store import PARTS, TokenStore, find_store, open_store
 from llama_lab.data.tokenizer import SpecialTokens, Tokenizer
 from llama_lab.errors import UserError
@@ -35,6 +36,11 @@ from llama_lab.model.devices import pins_memory
 
 # A corpus up to this many tokens is held on the training device as int32: 256 MiB.
 DEVICE_TOKENS = 1 << 26
+
+MOVED = (
+    "where a run's text has moved, name its new place with --data.corpus NEWPLACE "
+    "(its tokens are compared with the run's)"
+)
 
 
 class TextDataModule(LightningDataModule):
@@ -228,6 +234,10 @@ class TextDataModule(LightningDataModule):
         )
         try:
             return prepare_store(request, self._require)
+        except MissingSource as error:
+            if self._expected_digest is None:
+                raise
+            raise UserError(f"{error}; {MOVED}") from error
         except UserError as error:
             if not piped or self.tokenizer_state is None:
                 raise

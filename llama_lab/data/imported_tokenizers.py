@@ -7,7 +7,7 @@ import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NoReturn
 
@@ -26,6 +26,7 @@ from llama_lab.data.tokenizer import (
 from llama_lab.errors import Stopped, UserError
 
 SHOWN_CHARACTERS = 20
+CHARACTERS_AT_ONCE = 1 << 20
 # <pad>, [PAD], <|padding|>, <|finetune_right_pad_id|>
 PADDING = re.compile(r"(?<![a-z])pad(ding)?(?![a-z])", re.IGNORECASE)
 # Known tokenizers have a handful of steps, and put one character for another.
@@ -160,7 +161,11 @@ class HuggingFaceTokenizer(ImportedTokenizer):
         """Ids of each text of a corpus. What they lose is told by :meth:`lost`, not refused."""
         self.backend.encode_special_tokens = special == "text"
         try:
-            encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
+            encodings = [
+                encoding
+                for some in _batches(texts)
+                for encoding in self.backend.encode_batch_fast(some, add_special_tokens=False)
+            ]
         except Exception as error:  # the library raises nothing narrower
             raise UnknownCharacters(f"the tokenizer cannot encode this: {error}") from error
         return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
@@ -212,6 +217,19 @@ def _further(also_end: Sequence[int]) -> dict[str, Any]:
     are the names of token stores, which hash it.
     """
     return {"also_end": list(also_end)} if also_end else {}
+
+
+def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
+    """``texts``, so many at once that a signal need not wait long for the library's answer."""
+    batch: list[str] = []
+    characters = 0
+    for text in texts:
+        batch.append(text)
+        characters += len(text)
+        if characters >= CHARACTERS_AT_ONCE:
+            yield batch
+            batch, characters = [], 0
+    yield batch
 
 
 def _backend(json_text: str) -> hugging_face.Tokenizer:

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 from llama_lab.data.corpora import one_line, shown
 from llama_lab.data.cutting import ANYWHERE, cut_safely, in_batches
 from llama_lab.data.known_stores import found, identity_of, recall, remember, store_key
+from llama_lab.data.long_words import LONGEST_WORD, last_place_between_words
 from llama_lab.data.overlap import Overlap, overlap
 from llama_lab.data.progress import ByteProgress
 from llama_lab.data.requests import StoreRequest, settled_fraction
@@ -209,9 +211,10 @@ def _tokenizer_for(request: StoreRequest, plan: PartPlan, seen: NDArray[np.bool_
     if request.tokenizer_state is not None:
         return tokenizer_from_state(request.tokenizer_state)
     kind = tokenizer_class(request.tokenizer)
+    between = partial(last_place_between_words, longest=LONGEST_WORD)
 
     def pieces() -> Iterator[str]:
-        return (text for text, _, _ in cut_safely(plan.pieces(), kind.safe_cut))
+        return (text for text, _, _ in cut_safely(plan.pieces(), kind.safe_cut, between))
 
     texts = even_part(pieces, len(plan.span))
     if request.special_tokens == "parse":
@@ -255,7 +258,7 @@ def _write_part(
     longest: list[tuple[int, int]] = []
     lost: Counter[str] = Counter()
     characters = n_bytes = length = 0
-    for batch in in_batches(cut_safely(plan.pieces(), tokenizer.safe_cut)):
+    for batch in in_batches(cut_safely(plan.pieces(), tokenizer.safe_cut, tokenizer.last_place)):
         texts = [text for text, _, _ in batch]
         whole = "".join(texts)
         points = code_points(whole)

@@ -71,6 +71,47 @@ class ByteProgress:
             self.out.flush()
 
 
+class Elapsed:
+    """A line that says how long a work has taken whose end is not known, likewise.
+
+    Args:
+        what: The work, in words.
+        out: Where the line goes.
+    """
+
+    def __init__(self, what: str, out: TextIO) -> None:
+        self.what, self.out = what, out
+        self.began = time.monotonic()
+        self.next = self.began + SILENT_SECONDS
+        self.is_shown = False
+
+    def __enter__(self) -> Elapsed:
+        return self
+
+    def __call__(self) -> None:
+        """It goes on."""
+        now = time.monotonic()
+        if now < self.next:
+            return
+        self.is_shown = True
+        minutes, seconds = divmod(round(now - self.began), 60)
+        line = f"{self.what}, {minutes}:{seconds:02d} so far"
+        is_terminal = self.out.isatty()
+        self.next = now + (TERMINAL_SECONDS if is_terminal else FILE_SECONDS)
+        self.out.write(f"\r\x1b[2K{line}" if is_terminal else f"{line}\n")
+        self.out.flush()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.is_shown and self.out.isatty():
+            self.out.write("\r\x1b[2K")
+            self.out.flush()
+
+
 def in_bytes(n: float) -> str:
     """``1.2 MB``."""
     for size, unit in UNITS:

@@ -103,6 +103,15 @@ class Item:
     piped: bool = False
 
 
+class MissingSource(UserError):
+    """No source has this name."""
+
+    @classmethod
+    def of(cls, request: SourceRequest, value: str, why: str) -> MissingSource:
+        """With the words of :meth:`SourceRequest.error`."""
+        return cls(str(request.error(value, why)))
+
+
 class Reading:
     """One pass over a source.
 
@@ -206,9 +215,11 @@ class Reading:
             return self._of_files(source, Finder(self.request, self.tally).matching(source))
         near = _near_name(source, path)
         hint = f"did you mean {shown(near)}?" if near else "name one of these, a file or a folder"
-        raise self.request.error(
+        raise MissingSource.of(
+            self.request,
             shown(source),
-            f"neither a file, a folder nor a built-in corpus ({', '.join(BUILT_IN)}); {hint}",
+            f"neither a file, a folder nor a built-in corpus ({', '.join(BUILT_IN)}); looked for "
+            f"{shown(path.absolute())}; {hint}",
         )
 
     def _of_file(self, source: str, path: Path) -> Item:

@@ -85,6 +85,11 @@ class Tokenizer(ABC):
         """
         return [self.encode(text) for text in texts]
 
+    def last_place(self, text: str) -> int:
+        """The last place where a text that has no match of :attr:`safe_cut` may be cut all the
+        same; 0 where none is known. The text begins a document, or begins where one was cut."""
+        return 0
+
     def lost(self, text: str, ids: UInt32Array) -> Counter[str]:
         """What of ``text`` its ids do not bring back, a character at a time."""
         return Counter()

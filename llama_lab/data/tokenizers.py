@@ -7,14 +7,13 @@ it is asked to parse them.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 import numpy as np
 import tokenizers as hugging_face
 from numpy.typing import NDArray
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import decoders, models
 
 from llama_lab.data.cutting import ANYWHERE, BEHIND_WORD_OF_GPT2
 from llama_lab.data.imported_tokenizers import (
@@ -22,6 +21,8 @@ from llama_lab.data.imported_tokenizers import (
     IdsTokenizer,
     Llama2cTokenizer,
 )
+from llama_lab.data.learning import END_OF_TEXT, learn_pairs
+from llama_lab.data.long_words import last_place_between_words, split_of_words
 from llama_lab.data.spelling import BYTE_OF_PRINTABLE
 from llama_lab.data.tokenizer import (
     SpecialTokens,
@@ -47,7 +48,6 @@ __all__ = [
     "train_tokenizer",
 ]
 
-END_OF_TEXT = "<|endoftext|>"
 SMALLEST_BPE_VOCAB = 257  # one piece for each byte, and the end of text
 DEFAULT_BPE_VOCAB = 1024
 
@@ -55,7 +55,7 @@ CODE_POINTS = 0x110000
 UNKNOWN = np.uint32(0xFFFFFFFF)
 CHARACTERS_NAMED, PLACES_NAMED = 8, 3
 
-CHUNK_CHARACTERS, CHARACTERS_AT_ONCE = 1 << 14, 1 << 22
+CHUNK_CHARACTERS, CHARACTERS_AT_ONCE = 1 << 14, 1 << 20
 SLICE_CHARACTERS = 1 << 20  # how much text `char` spreads out to four bytes a character at once
 
 
@@ -133,6 +133,8 @@ class BpeTokenizer(Tokenizer):
     Args:
         vocabulary: Spelling of each id, bytes written as GPT-2's printable characters.
         merges: Pairs of spellings, divided by a blank, the first learnt first.
+        longest_word: Characters behind which a longer word is cut; ``None``, where the training
+            text had no longer word, cuts none.
 
     Attributes:
         backend: The `tokenizers` object that does the work and that an export writes out.
@@ -143,12 +145,15 @@ class BpeTokenizer(Tokenizer):
     safe_cut = BEHIND_WORD_OF_GPT2
     parses_special = True
 
-    def __init__(self, vocabulary: list[str], merges: list[str]) -> None:
+    def __init__(
+        self, vocabulary: list[str], merges: list[str], longest_word: int | None = None
+    ) -> None:
         self.vocabulary = vocabulary
         self.merges = merges
+        self.longest_word = longest_word
         pairs = [(left, right) for left, right in (merge.split(" ") for merge in merges)]
         ids = {spelling: number for number, spelling in enumerate(vocabulary)}
-        self.backend = _byte_level(models.BPE(vocab=ids, merges=pairs))
+        self.backend = _byte_level(models.BPE(vocab=ids, merges=pairs), longest_word)
         self.backend.add_special_tokens([END_OF_TEXT])
         self.special_names = {0: END_OF_TEXT}
         byte_of = BYTE_OF_PRINTABLE
@@ -170,12 +175,17 @@ class BpeTokenizer(Tokenizer):
                 ids[number].append(np.array(encoding.ids, dtype=np.uint32))
         return [np.concatenate(of) if of else np.empty(0, dtype=np.uint32) for of in ids]
 
+    def last_place(self, text: str) -> int:
+        return last_place_between_words(text, self.longest_word)
+
     def state(self) -> dict[str, Any]:
-        return {"kind": self.kind, "vocabulary": self.vocabulary, "merges": self.merges}
+        state = {"kind": self.kind, "vocabulary": self.vocabulary, "merges": self.merges}
+        # Absent where no word is cut: such a tokenizer keeps the digest that it always had.
+        return state if self.longest_word is None else {**state, "longest_word": self.longest_word}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> BpeTokenizer:
-        return cls(list(state["vocabulary"]), list(state["merges"]))
+        return cls(list(state["vocabulary"]), list(state["merges"]), state.get("longest_word"))
 
     @classmethod
     def settle_vocab_size(cls, vocab_size: int | None) -> int:
@@ -196,17 +206,9 @@ class BpeTokenizer(Tokenizer):
         """Merges learnt on the training part; fewer than asked for where it runs out of pairs."""
         # The trainer allocates for the size asked for; a text has no more pairs than bytes.
         reachable = SMALLEST_BPE_VOCAB + n_bytes
-        trainer = trainers.BpeTrainer(
-            vocab_size=min(vocab_size or DEFAULT_BPE_VOCAB, reachable),
-            special_tokens=[END_OF_TEXT],
-            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-            show_progress=False,
-        )
-        trained = _byte_level(models.BPE())
-        trained.train_from_iterator((c for text in texts for c in _chunks(text)), trainer)
-        learnt = json.loads(trained.to_str())["model"]
-        vocabulary = sorted(learnt["vocab"], key=learnt["vocab"].__getitem__)
-        return cls(vocabulary, [f"{left} {right}" for left, right in learnt["merges"]])
+        wanted = min(vocab_size or DEFAULT_BPE_VOCAB, reachable)
+        chunks = (chunk for text in texts for chunk in _chunks(text))
+        return cls(*learn_pairs(chunks, n_bytes, wanted))
 
 
 TOKENIZERS: dict[TokenizerKind, type[Tokenizer]] = {
@@ -294,9 +296,9 @@ def _unknown_line(points: UInt32Array, places: NDArray[np.intp], vocab_size: int
     )
 
 
-def _byte_level(model: models.BPE) -> hugging_face.Tokenizer:
+def _byte_level(model: models.BPE, longest_word: int | None) -> hugging_face.Tokenizer:
     tokenizer = hugging_face.Tokenizer(model)
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.pre_tokenizer = split_of_words(longest_word)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
@@ -312,7 +314,10 @@ def _chunks(text: str) -> Iterator[str]:
 
 
 def _batches(chunks: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
-    """So many at once that every core has work, by characters: documents may be short."""
+    """So many at once that every core has work, by characters: documents may be short.
+
+    A signal waits for the library's answer, so that there must not be too many either.
+    """
     batch: list[tuple[int, str]] = []
     characters = 0
     for number, chunk in chunks:

@@ -310,7 +310,9 @@ def test_a_misspelt_file_is_recognised_beside_the_real_one(tmp_path: Path) -> No
 
 
 def test_a_file_under_a_missing_folder_is_refused(tmp_path: Path) -> None:
-    assert "neither a file, a folder nor a built-in" in refusal(tmp_path / "nowhere" / "text.txt")
+    path = tmp_path / "nowhere" / "text.txt"
+    assert "neither a file, a folder nor a built-in" in refusal(path)
+    assert f"looked for {path};" in refusal(path)
 
 
 @pytest.mark.parametrize("corpus", ["x" * 5000, "a\0b", "two\nlines"])
