@@ -37,7 +37,6 @@ def main(argv: list[str], prog: str) -> int:
     options = build_parser(prog).parse_args(argv)
     _check(options)
     own = _own_sampling(options)
-    prompt = _as_text(options.prompt)
     # torch takes seconds to import, and neither --help nor a misspelt flag needs it.
     from llama_lab.generation.generate import load_model
     from llama_lab.generation.sampling import SamplingConfig
@@ -46,7 +45,7 @@ def main(argv: list[str], prog: str) -> int:
     device = _device(options.accelerator)
     path = _checkpoint(options.ckpt_path)
     model = load_model(path, device)
-    asked = _asked(options, model, path, prompt)  # refused before a word is said
+    asked = _asked(options, model, path)  # refused before a word is said
     if options.sampling == "folder":
         sampling = _of_folder(model, path)
     fault = f", with --model.fault {model.fault}" if model.fault else ""
@@ -54,8 +53,8 @@ def main(argv: list[str], prog: str) -> int:
     context = model.decoder.config.context_length
     if len(asked.ids) > context:
         _say(
-            f"--prompt has {len(asked.ids):,} tokens and the model's context {context:,}: it sees the "
-            f"last {context:,} only"
+            f"--prompt has {len(asked.ids):,} tokens and the model's context {context:,}: it sees "
+            f"the last {context:,} only"
         )
     for number in range(options.num_samples):
         seed = options.seed + number
@@ -178,11 +177,12 @@ class Asked(NamedTuple):
     text: str
 
 
-def _asked(options: Namespace, model: LoadedModel, path: Path, prompt: str | None) -> Asked:
+def _asked(options: Namespace, model: LoadedModel, path: Path) -> Asked:
     """The prompt as ids: as it is, or as a turn of a chat."""
     from llama_lab.generation.folder_files import render_chat
     from llama_lab.generation.generate import parsed_ids, prompt_ids, refuse_idle_parsing
 
+    prompt = options.prompt
     if not options.chat:
         asked = Asked(*prompt_ids(model.tokenizer, prompt, options.special_tokens))
         spelt = [name for name in model.tokenizer.special_names.values() if name in (prompt or "")]
@@ -215,22 +215,6 @@ def _of_folder(model: LoadedModel, path: Path) -> SamplingConfig:
     without = f"; without {', '.join(unknown)}, which this version does not know" if unknown else ""
     _say(f"sampling of the folder: {said}{without}")
     return sampling
-
-
-def _as_text(prompt: str | None) -> str | None:
-    """The prompt as the UTF-8 text that its bytes are.
-
-    In a locale that is not UTF-8 Python hands undecodable bytes over as lone surrogates.
-    """
-    if prompt is None:
-        return None
-    try:
-        return prompt.encode("utf-8", "surrogateescape").decode("utf-8")
-    except UnicodeError as error:
-        raise UserError(
-            f"--prompt {prompt.encode('ascii', 'backslashreplace').decode()}: not UTF-8 text; "
-            "give it in UTF-8"
-        ) from error
 
 
 def _checkpoint(spec: str | None) -> Path:

@@ -175,13 +175,12 @@ def test_help_documents_every_flag_with_its_default_without_torch(here):
 
 def test_the_c_locale_gets_and_gives_utf_8(write_run):
     write_run("bpe")
-    code = (
-        "import sys; from llama_lab.cli import main;"
-        "assert sys.stdout.encoding != 'utf-8';"
-        "sys.exit(main(['generate', '--max_new_tokens', '1', *sys.argv[1:]]))"
-    )
     c_locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    result = process(code, Path.cwd(), "--prompt", "日本 é", PYTHONIOENCODING="", **c_locale)
+    words = (sys.executable, "-m", "llama_lab", "generate", "--max_new_tokens=1")
+    environment = {**os.environ, **c_locale, "PYTHONIOENCODING": ""}
+    result = subprocess.run(
+        [*words, "--prompt", "日本 é"], env=environment, capture_output=True, check=False
+    )
     assert result.returncode == 0, result.stderr.decode()
     assert result.stdout.startswith("日本 é".encode())
 
