@@ -134,7 +134,6 @@ def test_unknown_characters_in_the_prompt_are_named(write_run):
         (["--temperature", "0", "--top_k", "5"], "set --top_k null"),
         (["--accelerator", "tpu"], "--accelerator tpu: there is none on this machine; use "),
         (["--temprature", "1"], "did you mean --temperature?"),
-        (["--prompt", "\udce4"], "not UTF-8"),
         (["--ckpt_path", "nowhere.ckpt"], "--ckpt_path nowhere.ckpt: no such file"),
         ([], "--ckpt_path best: no run"),
     ],
