@@ -38,7 +38,7 @@ from llama_lab.model.devices import pins_memory
 DEVICE_TOKENS = 1 << 26
 
 MOVED = (
-    "where a run's text has moved, name its new place with --data.corpus NEWPLACE "
+    "where a run's text has moved, name its new place with {flag} NEWPLACE "
     "(its tokens are compared with the run's)"
 )
 
@@ -237,7 +237,8 @@ class TextDataModule(LightningDataModule):
         except MissingSource as error:
             if self._expected_digest is None:
                 raise
-            raise UserError(f"{error}; {MOVED}") from error
+            flag = str(error).partition(" ")[0]  # --data.corpus or --data.val_corpus
+            raise UserError(f"{error}; {MOVED.format(flag=flag)}") from error
         except UserError as error:
             if not piped or self.tokenizer_state is None:
                 raise

@@ -103,6 +103,7 @@ FREE_ON_RESUME = (
     "data.num_workers",
     "data.cache_dir",
     "data.corpus",  # the tokens themselves are compared
+    "data.val_corpus",
 )
 # What scoring may choose: the text and the machine, and of the model what has no weights and is
 # tried on trained ones: the scaling of rope's angles, and a fault.

@@ -18,6 +18,17 @@ def test_a_resumed_run_whose_text_has_moved_says_where_it_looked(lab: Lab) -> No
     assert lab(*resume, "--data.corpus=moved.txt").code == 0
 
 
+def test_a_moved_text_for_validation_is_named_by_its_own_setting(lab: Lab) -> None:
+    (lab.folder / "held.txt").write_text(TEXT[:400])
+    lab.fit(trainer__max_steps=2, data__val_corpus="held.txt", data__val_fraction=None)
+    (lab.folder / "held.txt").rename(lab.folder / "moved.txt")
+    resume = ("fit", f"--ckpt_path={lab.run()}", "--trainer.max_steps=4")
+    assert "name its new place with --data.val_corpus NEWPLACE" in lab.refused(*resume)
+    other = lab.refused(*resume, "--data.val_corpus=text.txt")
+    assert "text.txt" in other
+    assert lab(*resume, "--data.val_corpus=moved.txt").code == 0
+
+
 def test_a_prompt_longer_than_the_context_is_cut_with_a_word(lab: Lab) -> None:
     lab.fit(trainer__max_steps=2)
     call = ("generate", "--max_new_tokens=1", "--accelerator=cpu", "--prompt")
