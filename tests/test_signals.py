@@ -53,7 +53,7 @@ def test_tokenize_leaves_nothing_of_a_store_that_is_not_whole(lab: Lab, name: st
     assert not [path for path in Path().rglob("cache/*") if path.is_file()]
 
 
-@pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2"])
+@pytest.mark.parametrize("name", ["SIGUSR1", pytest.param("SIGUSR2", marks=pytest.mark.slow)])
 def test_generate_ends_within_its_text(lab: Lab, name: str) -> None:
     lab.fit()
     process = start(lab.folder, "generate", "--max_new_tokens", "1000000")
@@ -63,7 +63,7 @@ def test_generate_ends_within_its_text(lab: Lab, name: str) -> None:
     ended_by(name, process)
 
 
-@pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2"])
+@pytest.mark.parametrize("name", ["SIGUSR1", pytest.param("SIGUSR2", marks=pytest.mark.slow)])
 def test_a_range_test_writes_no_report_of_a_part_of_its_steps(lab: Lab, name: str) -> None:
     pytest.importorskip("plotly", reason="pages need plotly")
     rates = ("--lr_min=1e-9", "--lr_max=1e-8", "--steps=1000000")
@@ -76,7 +76,7 @@ def test_a_range_test_writes_no_report_of_a_part_of_its_steps(lab: Lab, name: st
     assert not (lab.folder / "logs").exists()
 
 
-@pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2"])
+@pytest.mark.parametrize("name", ["SIGUSR1", pytest.param("SIGUSR2", marks=pytest.mark.slow)])
 def test_a_bench_ends_while_it_times(lab: Lab, name: str) -> None:
     arguments = (*MODEL, "--data.corpus=text.txt", "--trainer.accelerator=cpu")
     process = start(lab.folder, "bench", "llama.yaml", *arguments)

@@ -173,7 +173,7 @@ def test_an_arm_that_diverges_is_told_of_and_drops_no_other(done: tuple[Path, st
     assert {run["end"] for run in arm(folder, "leaky")["runs"]} == {"finished"}
     assert "arm diverged at seed 0" in out
     family = {a["name"]: a for a in results(folder)["family"]["arms"]}
-    assert family["explodes"]["verdict"] == "diverged in 1 of 1"
+    assert family["explodes"]["verdict"] == "diverged in 2 of 2"
     assert family["layernorm"]["comparison"]["seeds"] == [0, 1]
 
 
@@ -282,8 +282,11 @@ def test_stopped_and_killed_and_started_again_it_ends_as_a_study_that_was_not(
 
 @pytest.mark.parametrize(
     ("name", "to_parent", "to_worker"),
-    [("SIGUSR1", True, True), ("SIGUSR2", True, False), ("SIGUSR1", False, True)],
-    ids=["all", "the parent alone", "the worker alone"],
+    [
+        pytest.param("SIGUSR1", True, True, id="all"),
+        pytest.param("SIGUSR2", True, False, id="the parent alone", marks=pytest.mark.slow),
+        pytest.param("SIGUSR1", False, True, id="the worker alone", marks=pytest.mark.slow),
+    ],
 )
 def test_an_announced_end_saves_the_run_and_the_same_command_goes_on_with_it(
     tmp_path: Path, name: str, to_parent: bool, to_worker: bool

@@ -200,6 +200,7 @@ def test_what_is_said_meanwhile_stands_above_the_table(stopped: tuple[Path, int,
     assert any(re.match(r" +1/6  explodes/seed_\d  diverged: the training", line) for line in lines)
 
 
+@pytest.mark.slow
 def test_a_study_that_goes_on_shows_what_is_there(stopped: tuple[Path, int, str]) -> None:
     folder, _, _ = stopped
     terminal = Terminal(
@@ -227,6 +228,7 @@ def wait_for_words(terminal: Terminal, words: str) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_a_terminal_that_cannot_move_its_cursor_gets_lines(tmp_path: Path) -> None:
     write(tmp_path, seeds=[0], arms={"explodes": STUDY["arms"]["explodes"]}, scores={})
     terminal = Terminal(tmp_path, "ablate", "--config", "trial.yaml", TERM="dumb")
