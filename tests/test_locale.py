@@ -39,6 +39,7 @@ def folder(tmp_path: Path) -> Path:
     return place
 
 
+@pytest.mark.slow
 def test_a_run_with_such_names_is_made_resumed_scored_sampled_and_exported(folder: Path) -> None:
     paths = ("--data.cache_dir=càche", "--trainer.accelerator=cpu")
     own = [word for word in MODEL if not word.startswith(("--data.corpus", "--trainer.max_steps"))]

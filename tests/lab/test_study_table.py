@@ -177,6 +177,7 @@ def plain_lines(out: str) -> list[str]:
     return [line.rstrip() for line in ESCAPES.sub("", out).replace("\r", "\n").splitlines()]
 
 
+@pytest.mark.slow
 def test_a_signal_ends_the_table_and_gives_the_cursor_back(
     stopped: tuple[Path, int, str],
 ) -> None:
@@ -193,6 +194,7 @@ def test_a_signal_ends_the_table_and_gives_the_cursor_back(
     ]
 
 
+@pytest.mark.slow
 def test_what_is_said_meanwhile_stands_above_the_table(stopped: tuple[Path, int, str]) -> None:
     _, _, out = stopped
     lines = plain_lines(out)
