@@ -65,15 +65,15 @@ def learn_pairs(texts: Iterable[str], n_bytes: int, vocab_size: int) -> Learnt:
 def _learnt_by(process: subprocess.Popen[bytes], texts: Iterable[str], n_bytes: int) -> Learnt:
     progress = Elapsed(f"learning  byte pairs from {in_bytes(n_bytes)}", sys.stderr)
     assert process.stdin is not None
-    try:
-        with process.stdin as pipe:
-            for text in texts:
-                pipe.write(json.dumps(text).encode("ascii") + b"\n")
-                progress()
-    except BrokenPipeError:
-        pass  # its exit code, below, says why
-    process.stdin = None
     with progress:
+        try:
+            with process.stdin as pipe:
+                for text in texts:
+                    pipe.write(json.dumps(text).encode("ascii") + b"\n")
+                    progress()
+        except BrokenPipeError:
+            pass  # its exit code, below, says why
+        process.stdin = None
         while True:
             try:
                 answer, _ = process.communicate(timeout=STEP_SECONDS)

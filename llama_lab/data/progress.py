@@ -4,17 +4,49 @@ from __future__ import annotations
 
 import time
 from types import TracebackType
-from typing import TextIO
+from typing import TextIO, TypeVar
 
 SILENT_SECONDS = 2.0
 TERMINAL_SECONDS, FILE_SECONDS = 0.25, 10.0
 UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+Line = TypeVar("Line", bound="ProgressLine")
 
 
-class ByteProgress:
-    """A line that says how far the work is, once it has taken :data:`SILENT_SECONDS`.
+class ProgressLine:
+    """A line that is written over on a terminal; elsewhere there is a new one now and then.
 
-    On a terminal the line is written over; elsewhere there is a new one now and then.
+    Args:
+        out: Where the line goes.
+    """
+
+    def __init__(self, out: TextIO) -> None:
+        self.out = out
+        self.began = time.monotonic()
+        self.interval = TERMINAL_SECONDS if out.isatty() else FILE_SECONDS
+        self.is_shown = False
+
+    def __enter__(self: Line) -> Line:
+        return self
+
+    def say(self, line: str) -> None:
+        """Write it."""
+        self.is_shown = True
+        self.out.write(f"\r\x1b[2K{line}" if self.out.isatty() else f"{line}\n")
+        self.out.flush()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.is_shown and self.out.isatty():
+            self.out.write("\r\x1b[2K")
+            self.out.flush()
+
+
+class ByteProgress(ProgressLine):
+    """How far a work is, once it has taken :data:`SILENT_SECONDS`.
 
     Args:
         what: The work, in a word.
@@ -23,15 +55,10 @@ class ByteProgress:
     """
 
     def __init__(self, what: str, total: int | None, out: TextIO) -> None:
-        self.what, self.total, self.out = what, total, out
+        super().__init__(out)
+        self.what, self.total = what, total
         self.done = 0
-        self.began = time.monotonic()
         self.said = self.began
-        self.interval = TERMINAL_SECONDS if out.isatty() else FILE_SECONDS
-        self.is_shown = False
-
-    def __enter__(self) -> ByteProgress:
-        return self
 
     def __call__(self, done: int) -> None:
         """So many bytes are done."""
@@ -39,10 +66,8 @@ class ByteProgress:
         now = time.monotonic()
         if now - self.began < SILENT_SECONDS or now - self.said < self.interval:
             return
-        self.said, self.is_shown = now, True
-        line = self.line(now - self.began)
-        self.out.write(f"\r\x1b[2K{line}" if self.out.isatty() else f"{line}\n")
-        self.out.flush()
+        self.said = now
+        self.say(self.line(now - self.began))
 
     def add(self, n: int) -> None:
         """So many more are done."""
@@ -60,19 +85,9 @@ class ByteProgress:
             f"{in_bytes(rate)}/s, {minutes}:{rest:02d} left"
         )
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self.is_shown and self.out.isatty():
-            self.out.write("\r\x1b[2K")
-            self.out.flush()
 
-
-class Elapsed:
-    """A line that says how long a work has taken whose end is not known, likewise.
+class Elapsed(ProgressLine):
+    """How long a work has taken whose end is not known, likewise.
 
     Args:
         what: The work, in words.
@@ -80,36 +95,18 @@ class Elapsed:
     """
 
     def __init__(self, what: str, out: TextIO) -> None:
-        self.what, self.out = what, out
-        self.began = time.monotonic()
+        super().__init__(out)
+        self.what = what
         self.next = self.began + SILENT_SECONDS
-        self.is_shown = False
-
-    def __enter__(self) -> Elapsed:
-        return self
 
     def __call__(self) -> None:
         """It goes on."""
         now = time.monotonic()
         if now < self.next:
             return
-        self.is_shown = True
+        self.next = now + self.interval
         minutes, seconds = divmod(round(now - self.began), 60)
-        line = f"{self.what}, {minutes}:{seconds:02d} so far"
-        is_terminal = self.out.isatty()
-        self.next = now + (TERMINAL_SECONDS if is_terminal else FILE_SECONDS)
-        self.out.write(f"\r\x1b[2K{line}" if is_terminal else f"{line}\n")
-        self.out.flush()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self.is_shown and self.out.isatty():
-            self.out.write("\r\x1b[2K")
-            self.out.flush()
+        self.say(f"{self.what}, {minutes}:{seconds:02d} so far")
 
 
 def in_bytes(n: float) -> str:
