@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     import torch
 
 KEY = "llama_lab"
+# Files of a Hugging Face folder whose text a checkpoint keeps (:attr:`Record.folder`).
+GENERATION_CONFIG_FILE = "generation_config.json"
+TOKENIZER_CONFIG_FILE, NAMES_FILE = "tokenizer_config.json", "special_tokens_map.json"
+TEMPLATE_FILE = "chat_template.jinja"
 FORMAT = 1
 DECODER_PREFIX = "decoder."
 OWN_KEYS = ("decoder", "tokenizer", "config", "progress")

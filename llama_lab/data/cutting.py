@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from llama_lab.data.readers.records import Piece
 
 BATCH_CHARACTERS, BATCH_DOCUMENTS = 1 << 22, 1 << 14
 UNCUT_CHARACTERS = 1 << 19  # a longer text without a safe cut is looked at word by word
 
+T = TypeVar("T")
 CutText = tuple[str, bool, bool]
 """A text, and whether it begins and whether it ends a document."""
 
@@ -109,14 +110,27 @@ def cut_safely(
         waiting, begins, asked_at = [piece.text[cut:]], piece.ends_document, UNCUT_CHARACTERS
 
 
-def in_batches(texts: Iterable[CutText]) -> Iterator[list[CutText]]:
-    """So many texts that every core has work."""
-    batch: list[CutText] = []
+def characters_of(item: CutText) -> int:
+    """The length of its text."""
+    return len(item[0])
+
+
+def in_batches(
+    items: Iterable[T], characters_of: Callable[[T], int], most: int = BATCH_CHARACTERS
+) -> Iterator[list[T]]:
+    """So many texts at once that every core has work.
+
+    Args:
+        items: The texts, or what holds them.
+        characters_of: How many characters one has.
+        most: Characters with which a batch is full.
+    """
+    batch: list[T] = []
     characters = 0
-    for item in texts:
+    for item in items:
         batch.append(item)
-        characters += len(item[0])
-        if characters >= BATCH_CHARACTERS or len(batch) >= BATCH_DOCUMENTS:
+        characters += characters_of(item)
+        if characters >= most or len(batch) >= BATCH_DOCUMENTS:
             yield batch
             batch, characters = [], 0
     if batch:

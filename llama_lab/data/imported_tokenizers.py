@@ -7,14 +7,14 @@ import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NoReturn
 
 import numpy as np
 import tokenizers as hugging_face
 
-from llama_lab.data.cutting import safe_cut_of
+from llama_lab.data.cutting import in_batches, safe_cut_of
 from llama_lab.data.spelling import Speller, steps
 from llama_lab.data.tokenizer import (
     SpecialTokens,
@@ -26,7 +26,7 @@ from llama_lab.data.tokenizer import (
 from llama_lab.errors import Stopped, UserError
 
 SHOWN_CHARACTERS = 20
-CHARACTERS_AT_ONCE = 1 << 20
+CHARACTERS_AT_ONCE = 1 << 20  # a signal waits for the library's answer
 # <pad>, [PAD], <|padding|>, <|finetune_right_pad_id|>
 PADDING = re.compile(r"(?<![a-z])pad(ding)?(?![a-z])", re.IGNORECASE)
 # Known tokenizers have a handful of steps, and put one character for another.
@@ -84,7 +84,7 @@ class HuggingFaceTokenizer(ImportedTokenizer):
     ) -> None:
         self.json_text, self.end_of_text, self.n_ids = json_text, end_of_text, n_ids
         self.also_end = tuple(also_end)
-        self.backend = _backend(json_text)
+        self.backend = library_tokenizer(json_text)
         content = json.loads(json_text)
         _require_bounded(content)
         self.backend.no_padding()
@@ -163,7 +163,7 @@ class HuggingFaceTokenizer(ImportedTokenizer):
         try:
             encodings = [
                 encoding
-                for some in _batches(texts)
+                for some in in_batches(texts, len, CHARACTERS_AT_ONCE)
                 for encoding in self.backend.encode_batch_fast(some, add_special_tokens=False)
             ]
         except Exception as error:  # the library raises nothing narrower
@@ -219,20 +219,12 @@ def _further(also_end: Sequence[int]) -> dict[str, Any]:
     return {"also_end": list(also_end)} if also_end else {}
 
 
-def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
-    """``texts``, so many at once that a signal need not wait long for the library's answer."""
-    batch: list[str] = []
-    characters = 0
-    for text in texts:
-        batch.append(text)
-        characters += len(text)
-        if characters >= CHARACTERS_AT_ONCE:
-            yield batch
-            batch, characters = [], 0
-    yield batch
+def library_tokenizer(json_text: str) -> hugging_face.Tokenizer:
+    """The tokenizer that a ``tokenizer.json`` describes.
 
-
-def _backend(json_text: str) -> hugging_face.Tokenizer:
+    Raises:
+        UserError: It is broken.
+    """
     try:
         return hugging_face.Tokenizer.from_str(json_text)
     except (Stopped, KeyboardInterrupt, SystemExit):

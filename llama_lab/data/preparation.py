@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llama_lab.data.corpora import one_line, shown
-from llama_lab.data.cutting import ANYWHERE, cut_safely, in_batches
+from llama_lab.data.cutting import ANYWHERE, characters_of, cut_safely, in_batches
 from llama_lab.data.known_stores import found, identity_of, recall, remember, store_key
 from llama_lab.data.long_words import LONGEST_WORD, last_place_between_words
 from llama_lab.data.overlap import Overlap, overlap
@@ -174,7 +174,7 @@ def _written(
                     )
         require({name: part.info.tokens for name, part in zip(PARTS, parts, strict=True)})
         shared = overlap(
-            *(in_batches(cut_safely(plan.pieces(), ANYWHERE)) for plan in plans),
+            *(in_batches(cut_safely(plan.pieces(), ANYWHERE), characters_of) for plan in plans),
             validation_characters=parts[1].info.characters,
             are_records=all(plan.are_records for plan in plans),
         )
@@ -258,7 +258,8 @@ def _write_part(
     longest: list[tuple[int, int]] = []
     lost: Counter[str] = Counter()
     characters = n_bytes = length = 0
-    for batch in in_batches(cut_safely(plan.pieces(), tokenizer.safe_cut, tokenizer.last_place)):
+    texts_cut = cut_safely(plan.pieces(), tokenizer.safe_cut, tokenizer.last_place)
+    for batch in in_batches(texts_cut, characters_of):
         texts = [text for text, _, _ in batch]
         whole = "".join(texts)
         points = code_points(whole)

@@ -12,13 +12,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from llama_lab.checkpoints import (
+    GENERATION_CONFIG_FILE,
+    NAMES_FILE,
+    TEMPLATE_FILE,
+    TOKENIZER_CONFIG_FILE,
+)
 from llama_lab.errors import UserError
 from llama_lab.generation.sampling import SamplingConfig
 from llama_lab.model.settings import is_number, shown
 
-GENERATION_CONFIG_FILE = "generation_config.json"
-TOKENIZER_CONFIG_FILE, NAMES_FILE = "tokenizer_config.json", "special_tokens_map.json"
-TEMPLATE_FILE, TEMPLATE = "chat_template.jinja", "chat_template"
+TEMPLATE = "chat_template"
 SAMPLING = ("do_sample", "temperature", "top_k", "top_p")
 USUAL_TOP_K = 50  # what transformers takes where it samples and no top_k is said
 # What else changes which id is chosen there, and the value that changes nothing.

@@ -14,13 +14,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from llama_lab.checkpoints import (
+    GENERATION_CONFIG_FILE,
+    NAMES_FILE,
+    TEMPLATE_FILE,
+    TOKENIZER_CONFIG_FILE,
+)
 from llama_lab.data.tokenizer import Tokenizer
 from llama_lab.interop.values import LARGEST_CONFIG, LARGEST_INDEX, Values, parsed, read_text
 from llama_lab.model.settings import shown
 
-GENERATION_CONFIG_FILE = "generation_config.json"
-TOKENIZER_CONFIG_FILE, NAMES_FILE = "tokenizer_config.json", "special_tokens_map.json"
-TEMPLATE_FILE = "chat_template.jinja"
 JSON_FILES = (GENERATION_CONFIG_FILE, TOKENIZER_CONFIG_FILE, NAMES_FILE)
 OF_TOKENIZER = (TOKENIZER_CONFIG_FILE, NAMES_FILE, TEMPLATE_FILE)
 # Read elsewhere, or written anew.

@@ -14,12 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llama_lab.checkpoints import Record
+from llama_lab.checkpoints import GENERATION_CONFIG_FILE, Record
 from llama_lab.data.imported_tokenizers import HuggingFaceTokenizer, IdsTokenizer
 from llama_lab.data.tokenizers import tokenizer_from_state
 from llama_lab.errors import UserError
 from llama_lab.interop.companions import (
-    GENERATION_CONFIG_FILE,
     Companions,
     generation_text,
     read_companions,

@@ -9,25 +9,21 @@ from typing import Any
 import tokenizers as hugging_face
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
+from llama_lab.checkpoints import TOKENIZER_CONFIG_FILE
 from llama_lab.data.imported_tokenizers import (
     HuggingFaceTokenizer,
     IdsTokenizer,
     Llama2cTokenizer,
+    library_tokenizer,
 )
 from llama_lab.data.tokenizer import Tokenizer
+from llama_lab.data.tokenizer_paths import TOKENIZER_FILE, VOCABULARY_FILE
 from llama_lab.data.tokenizers import BpeTokenizer, CharTokenizer
 from llama_lab.errors import UserError
-from llama_lab.interop.companions import (
-    TOKENIZER_CONFIG_FILE,
-    Companions,
-    ends_of_text,
-    write_companions,
-)
+from llama_lab.interop.companions import Companions, ends_of_text, write_companions
 from llama_lab.interop.folders import write_json
 from llama_lab.interop.values import Values, read_text
-from llama_lab.interop.vocabularies import VOCABULARY_FILE, vocabulary_text
-
-TOKENIZER_FILE = "tokenizer.json"
+from llama_lab.interop.vocabularies import vocabulary_text
 
 
 def read_tokenizer(folder: Path, config: Values, vocab_size: int, found: Companions) -> Tokenizer:
@@ -53,8 +49,8 @@ def read_tokenizer(folder: Path, config: Values, vocab_size: int, found: Compani
     if not path.is_file():
         path = folder / VOCABULARY_FILE
     try:
-        backend = HuggingFaceTokenizer(text, n_ids=vocab_size).backend
-        ends = ends_of_text(found, config, backend.get_vocab(), vocab_size)
+        names = library_tokenizer(text).get_vocab()
+        ends = ends_of_text(found, config, names, vocab_size)
         return HuggingFaceTokenizer(
             text, end_of_text=next(iter(ends), None), also_end=ends[1:], n_ids=vocab_size
         )

@@ -8,13 +8,12 @@ from typing import Any, NoReturn
 
 from tokenizers import AddedToken
 
+from llama_lab.checkpoints import TOKENIZER_CONFIG_FILE
 from llama_lab.data.tokenizer_paths import MERGES_FILE, VOCABULARY_FILE, of_gpt2
 from llama_lab.errors import UserError
-from llama_lab.interop.companions import TOKENIZER_CONFIG_FILE, Companions
+from llama_lab.interop.companions import Companions
 from llama_lab.interop.values import LARGEST_TEXT, Values, missing, read_json
 from llama_lab.model.settings import shown
-
-__all__ = ["VOCABULARY_FILE", "vocabulary_text"]
 
 ADDED_FILE = "added_tokens.json"
 # Files that hold a vocabulary in a form that is not read here: SentencePiece's, WordPiece's, ….
