@@ -42,7 +42,7 @@ def main(argv: list[str], prog: str) -> int:
     options = parser.parse_args(own)
     refuse_decided(flags)
     require_extra()
-    from llama_lab.lab.range_report import sentences, write_range
+    from llama_lab.lab.range_report import write_range
     from llama_lab.training.rate_range import RangeTest, averaged, train_all
     from llama_lab.training.trainer_cli import quiet
 
@@ -69,8 +69,7 @@ def main(argv: list[str], prog: str) -> int:
         )
     folder.mkdir(parents=True, exist_ok=True)
     command = " ".join(["llama-lab", "lr-range", *map(shlex.quote, argv)])
-    write_range(name, walks, command, folder)
-    print("\n".join(sentences(walks)))
+    print("\n".join(write_range(name, walk, command, folder)))
     print(f"\nreport: {folder / 'report.html'}", flush=True)
     return 0
 

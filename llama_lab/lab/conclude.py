@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from llama_lab.lab.collect import collect_arm, collect_run
 from llama_lab.lab.conclusions import Family, Runs, describe_family
 from llama_lab.lab.results import RunResult, StudyResult
+from llama_lab.lab.study import UNITS
 
 if TYPE_CHECKING:
     from llama_lab.lab.run import StudyRun
 
-UNITS = {"val_bits_per_byte": "bits per byte", "val_loss": "nats per token"}
 # How runs end that have no value, in the words of the conclusions.
 LOST = {"diverged": "diverged", "out_of_memory": "out of memory", "crashed": "crashed"}
 

@@ -14,6 +14,7 @@ from rich.live import Live
 
 from llama_lab.errors import Stopped
 from llama_lab.lab.collect import FINAL, number, outcome_of
+from llama_lab.lab.study import UNITS
 from llama_lab.lab.study_table import Cell, Grid, draw
 from llama_lab.training.progress import clock
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from llama_lab.lab.pool import Job
     from llama_lab.lab.run import Run
     from llama_lab.lab.study import Study
-
-MEASURES = {"val_bits_per_byte": "bits per byte", "val_loss": "nats per token"}
 
 
 class StudyProgress:
@@ -44,7 +43,7 @@ class StudyProgress:
             cell = self.followed[run.key].cell
             cells.setdefault(run.folder.parent.name, {})[run.seed] = cell
         references = {run.folder.parent.name: run.planned.arm.reference for run in runs}
-        self.grid = Grid(cells, references, MEASURES[study.measure])
+        self.grid = Grid(cells, references, UNITS[study.measure])
         self.console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
         # A terminal that cannot move its cursor (TERM=dumb) gets lines, as a file does.
         draws = sys.stdout.isatty() and not self.console.is_dumb_terminal

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,30 +12,28 @@ from llama_lab.lab.blocks import Bullets, Chart, Command, Section
 from llama_lab.lab.pages import render_page
 from llama_lab.lab.report import write_texts
 from llama_lab.lab.texts import as_json
-from llama_lab.training.rate_range import Walk, averaged
+from llama_lab.training.rate_range import Walk
 
 
-def findings(walks: Sequence[Walk]) -> dict[str, Any]:
-    """What the mean of the trainings says; rates are null where its loss does not fall."""
-    walk = averaged(walks)
+def findings(walk: Walk) -> dict[str, Any]:
+    """What the mean of trainings says; rates are null where its loss does not fall."""
     falls = walk.falls
     return {
         "steps": len(walk.rates),
-        "trainings": len(walks),
+        "trainings": len(walk.each),
         "fall": walk.fall,
         "fall_by_chance": walk.fall_by_chance,
         "steepest_lr": walk.steepest if falls else None,
         "lowest_lr": walk.lowest if falls else None,
-        "lowest_lr_of_each": [each.lowest for each in walks] if falls else None,
+        "lowest_lr_of_each": [each.lowest for each in walk.each] if falls else None,
         "lowest_loss": min(walk.smoothed[i] for i in walk.whole) if falls else None,
         "highest_lr": walk.rates[-1],
     }
 
 
-def sentences(walks: Sequence[Walk]) -> list[str]:
+def sentences(walk: Walk, found: Mapping[str, Any]) -> list[str]:
     """The findings in words."""
-    walk, found = averaged(walks), findings(walks)
-    if not walk.falls:
+    if found["lowest_lr"] is None:
         return [
             f"no rate can be named: the loss falls by {max(0, found['fall']):.2g} nats at most, "
             f"and noise alone makes up to {found['fall_by_chance']:.2g} of it",
@@ -58,22 +56,32 @@ def sentences(walks: Sequence[Walk]) -> list[str]:
     ]
 
 
-def write_range(name: str, walks: Sequence[Walk], command: str, folder: Path) -> None:
+def write_range(name: str, walk: Walk, command: str, folder: Path) -> list[str]:
     """Write ``report.html``, ``results.csv`` and ``results.json``.
+
+    Args:
+        name: Of the config.
+        walk: The mean of its trainings.
+        command: That made them.
+        folder: Where to.
+
+    Returns:
+        The findings in words.
 
     Raises:
         UserError: Plotly is not installed.
         RunError: The disk is full or refuses.
     """
-    walk, found = averaged(walks), findings(walks)
+    found = findings(walk)
+    said = sentences(walk, found)
     curve = {"rates": walk.rates, "losses": walk.losses, "smoothed": walk.smoothed}
-    of = f", the mean of {len(walks)} trainings," if len(walks) > 1 else ""
+    of = f", the mean of {found['trainings']} trainings," if found["trainings"] > 1 else ""
     caption = (
         f"Training loss of each step{of} over its learning rate, and the mean of the "
         f"{2 * walk.span + 1} around each."
     )
     contents = [
-        Section("What was found", (Bullets(tuple(sentences(walks))), Chart("range", caption))),
+        Section("What was found", (Bullets(tuple(said)), Chart("range", caption))),
         Section("Run it again", (Command(command),)),
     ]
     title = f"Learning rates of {name}"
@@ -83,6 +91,7 @@ def write_range(name: str, walks: Sequence[Walk], command: str, folder: Path) ->
         "results.json": as_json({"name": name, **found, **curve}, indent=2) + "\n",
     }
     write_texts(texts, folder)
+    return said
 
 
 def as_csv(walk: Walk) -> str:

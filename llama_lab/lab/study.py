@@ -16,6 +16,7 @@ from llama_lab.errors import UserError
 
 Match = Literal["none", "parameters", "flops", "time"]
 Measure = Literal["val_bits_per_byte", "val_loss"]
+UNITS: dict[Measure, str] = {"val_bits_per_byte": "bits per byte", "val_loss": "nats per token"}
 When = Literal["best", "last"]
 Difference = Literal["tokenizer", "context", "batch"]
 Changes = dict[str, Any]

@@ -87,6 +87,8 @@ class Walk:
     lowest_running: float = math.inf
     left: bool = False
     """Whether the loss has left for good: it is not finite, or far above where it was."""
+    each: tuple[Walk, ...] = ()
+    """The walks that this one is the mean of, if any."""
 
     def add(self, rate: float, loss: float) -> None:
         """Take a step's loss."""
@@ -186,6 +188,7 @@ def averaged(walks: Sequence[Walk]) -> Walk:
         rates=walks[0].rates[:length],
         losses=[fmean(walk.losses[i] for walk in walks) for i in range(length)],
         left=any(walk.left for walk in walks),
+        each=tuple(walks),
     )
 
 

@@ -10,7 +10,7 @@ pytest.importorskip("scipy", reason="scipy comes with the extra `lab`")
 pytest.importorskip("plotly", reason="plotly comes with the extra `lab`")
 
 from llama_lab.lab.range_report import write_range
-from llama_lab.training.rate_range import RangeTest, Walk
+from llama_lab.training.rate_range import RangeTest, Walk, averaged
 from tests.lab.browser import LAPTOP, PHONE, Browser
 
 
@@ -20,7 +20,7 @@ def test_the_curve_and_both_rates_are_drawn_and_fit_the_screen(
     test, walk = RangeTest(lr_min=1e-4, lr_max=1.0, steps=40), Walk()
     for step in range(40):
         walk.add(test.rate(step), 3 + ((step - 25) / 20) ** 2)
-    write_range("tiny", [walk], "llama-lab lr-range tiny.yaml", tmp_path)
+    write_range("tiny", averaged([walk]), "llama-lab lr-range tiny.yaml", tmp_path)
     browser.errors.clear()
     browser.requests.clear()
     for size in (PHONE, LAPTOP):

@@ -66,8 +66,8 @@ def test_the_way_out_of_a_flat_curve_is_said() -> None:
     assert not flat.rises
     assert rising.rises
     for walk, way in (flat, "raise --lr_max"), (rising, "lower --lr_min"):
-        assert way in sentences([walk])[1]
-        found = findings([walk])
+        found = findings(averaged([walk]))
+        assert way in sentences(walk, found)[1]
         assert found["steepest_lr"] is found["lowest_lr"] is found["lowest_loss"] is None
 
 
