@@ -160,12 +160,12 @@ def _kinds(model: object) -> dict[str, object]:
     """The kinds of optimiser and averaging that the model settings of a config or a checkpoint
     name."""
     groups = model if isinstance(model, Mapping) else {}
-    found = {
-        name: group["kind"]
+    return {
+        name: kind
         for name in ("optimizer", "averaging")
-        if isinstance(group := groups.get(name), Mapping) and "kind" in group
+        if isinstance(group := groups.get(name), Mapping)
+        and (kind := group.get("kind")) is not None
     }
-    return {name: kind for name, kind in found.items() if kind is not None}
 
 
 def _config_file(name: str) -> Path:

@@ -160,7 +160,7 @@ def _own_sampling(options: Namespace) -> dict[str, Any]:
         if options.sampling == "folder" and own[name] != usual:
             raise UserError(
                 f"--{name} {own[name]} would do nothing: --sampling folder takes the folder's; "
-                f"leave it out, or set --sampling flags"
+                "leave it out, or set --sampling flags"
             )
     return own
 

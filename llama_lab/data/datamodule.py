@@ -237,8 +237,7 @@ class TextDataModule(LightningDataModule):
         except MissingSource as error:
             if self._expected_digest is None:
                 raise
-            flag = str(error).partition(" ")[0]  # --data.corpus or --data.val_corpus
-            raise UserError(f"{error}; {MOVED.format(flag=flag)}") from error
+            raise UserError(f"{error}; {MOVED.format(flag=error.flag)}") from error
         except UserError as error:
             if not piped or self.tokenizer_state is None:
                 raise

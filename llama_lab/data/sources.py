@@ -104,12 +104,15 @@ class Item:
 
 
 class MissingSource(UserError):
-    """No source has this name."""
+    """No source has this name.
 
-    @classmethod
-    def of(cls, request: SourceRequest, value: str, why: str) -> MissingSource:
-        """With the words of :meth:`SourceRequest.error`."""
-        return cls(str(request.error(value, why)))
+    Attributes:
+        flag: The setting that names it.
+    """
+
+    def __init__(self, request: SourceRequest, value: str, why: str) -> None:
+        super().__init__(str(request.error(value, why)))
+        self.flag = request.flag(request.setting)
 
 
 class Reading:
@@ -215,7 +218,7 @@ class Reading:
             return self._of_files(source, Finder(self.request, self.tally).matching(source))
         near = _near_name(source, path)
         hint = f"did you mean {shown(near)}?" if near else "name one of these, a file or a folder"
-        raise MissingSource.of(
+        raise MissingSource(
             self.request,
             shown(source),
             f"neither a file, a folder nor a built-in corpus ({', '.join(BUILT_IN)}); looked for "

@@ -216,36 +216,6 @@ class TextStream:
         return self._utf8.decode(b"", final=True)
 
 
-def stream_text(
-    decoder: Decoder,
-    tokenizer: Tokenizer,
-    *,
-    prompt: str | None,
-    max_new_tokens: int,
-    sampling: SamplingConfig,
-    seed: int,
-) -> Iterator[str]:
-    """Yield the prompt's text, then one string, maybe empty, for each new id, then what is left.
-
-    The end of a text ends it, where the tokenizer has such an id. Draws come from a CPU generator
-    of its own, seeded with ``seed``; no global random state is touched.
-
-    Raises:
-        UserError: See :func:`prompt_ids`.
-    """
-    ids, text = prompt_ids(tokenizer, prompt)
-    yield text
-    yield from stream_ids(
-        decoder,
-        tokenizer,
-        ids,
-        at_start=not text,
-        max_new_tokens=max_new_tokens,
-        sampling=sampling,
-        seed=seed,
-    )
-
-
 def stream_ids(
     decoder: Decoder,
     tokenizer: Tokenizer,
@@ -258,6 +228,9 @@ def stream_ids(
     shows_special: bool = False,
 ) -> Iterator[str]:
     """Yield one string, maybe empty, for each id behind ``ids``, then what is left.
+
+    The end of a text ends it, where the tokenizer has such ids. Draws come from a CPU generator of
+    its own, seeded with ``seed``; no global random state is touched.
 
     Args:
         decoder: The model.
@@ -294,17 +267,22 @@ def sample_text(
     sampling: SamplingConfig,
     seed: int,
 ) -> str:
-    """The prompt and its continuation as one string; see :func:`stream_text`."""
-    return "".join(
-        stream_text(
-            decoder,
-            tokenizer,
-            prompt=prompt,
-            max_new_tokens=max_new_tokens,
-            sampling=sampling,
-            seed=seed,
-        )
+    """The prompt and its continuation as one string; see :func:`stream_ids`.
+
+    Raises:
+        UserError: See :func:`prompt_ids`.
+    """
+    ids, text = prompt_ids(tokenizer, prompt)
+    continuation = stream_ids(
+        decoder,
+        tokenizer,
+        ids,
+        at_start=not text,
+        max_new_tokens=max_new_tokens,
+        sampling=sampling,
+        seed=seed,
     )
+    return text + "".join(continuation)
 
 
 @dataclass(frozen=True)

@@ -58,8 +58,8 @@ def arrange(parser: Any, args: list[str] | None) -> Arranged:
     paths = [config if is_inline(config) else find_config(config) for config in given]
     contents = [_content(parser, path) for path in paths]
     names = [path.stem for path in paths if isinstance(path, Path)]
-    sources = [str(path) if isinstance(path, Path) else "--config" for path in paths]
-    lists = [each for pair in zip(contents, sources, strict=True) for each in lists_in(*pair)]
+    read = zip(contents, map(_source, paths), strict=True)
+    lists = [each for content, source in read for each in lists_in(content, source)]
     return Arranged(
         [
             *(f"--config={dump_yaml(content)}" for content in contents),
@@ -101,7 +101,7 @@ def _take(args: list[str], *flags: str) -> tuple[list[str], list[str]]:
 
 def _content(parser: Any, config: str | Path) -> dict[str, Any]:
     """The settings of a config, with the preset that it names in the place of the name."""
-    source = str(config) if isinstance(config, Path) else "--config"
+    source = _source(config)
     read = read_yaml(config) if isinstance(config, Path) else settings_in(config, source)
     content = _as_typed(parser, read, source)
     flags = [flag for flag in parser._option_string_actions if not flag.endswith(".help")]
@@ -115,6 +115,11 @@ def _content(parser: Any, config: str | Path) -> dict[str, Any]:
         decoder = json.loads(whole_decoder(model["decoder"], beside))
         return {**content, "model": {**model, "decoder": decoder}}
     return content
+
+
+def _source(config: str | Path) -> str:
+    """What a config is called in messages."""
+    return str(config) if isinstance(config, Path) else "--config"
 
 
 def _as_typed(parser: Any, content: dict[str, Any], source: str) -> dict[str, Any]:
