@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict
-from pathlib import Path
+from dataclasses import asdict, fields
 from typing import Any, Literal
 
+from llama_lab.data.config import TextConfig
 from llama_lab.data.notes import unseen, warnings_of
 from llama_lab.data.preparation import prepare_store
 from llama_lab.data.progress import in_bytes
@@ -40,22 +40,8 @@ def main(argv: list[str], prog: str) -> int:
         UserError: A flag, a source or a record is refused.
     """
     options = build_parser(prog).parse_args(argv)
-    request = StoreRequest(
-        corpus=options.corpus,
-        val_corpus=options.val_corpus,
-        tokenizer=options.tokenizer,
-        vocab_size=options.vocab_size,
-        val_fraction=options.val_fraction,
-        text_field=options.text_field,
-        encoding=options.encoding,
-        delimiter=options.delimiter,
-        quoting=options.quoting,
-        normalize_newlines=options.normalize_newlines,
-        on_bad_record=options.on_bad_record,
-        special_tokens=options.special_tokens,
-        cache_dir=Path(options.cache_dir),
-        data_dir=Path("data"),
-    )
+    settings = {each.name: options[each.name] for each in fields(TextConfig)}
+    request = StoreRequest.of(TextConfig(**settings), tokenizer_state=None)
     try:
         store = open_store(prepare_store(request), request.name)
     except UserError as error:  # it speaks of the flags of `fit`
@@ -74,39 +60,7 @@ def build_parser(prog: str) -> Parser:
     parser = Parser(prog=prog, description=f"{DESCRIPTION} {JSON_NAMES}")
     add = parser.add_argument
     add("--corpus", type=str | list[str], required=True, help="What to read, as in `fit`.")
-    add("--text_field", type=str | None, default=None, help="Field of a record's text.")
-    add("--encoding", type=str | None, default=None, help="Encoding; null means UTF-8.")
-    add("--delimiter", type=str | None, default=None, help="What divides a table's fields.")
-    add(
-        "--quoting",
-        type=Literal["auto", "none", "csv"],
-        default="auto",
-        help="Whether quotation marks hold a table's field together (csv) or are text (none); auto "
-        "means none between tabs, csv between others.",
-    )
-    add("--normalize_newlines", type=bool, default=False, help="Whether CR LF and CR become LF.")
-    add(
-        "--on_bad_record",
-        type=Literal["stop", "skip"],
-        default="stop",
-        help="Whether a record without a text stops the reading or is counted.",
-    )
-    add(
-        "--special_tokens",
-        type=Literal["text", "parse"],
-        default="text",
-        help="Whether a special token's spelling in the corpus is text or that token.",
-    )
-    add("--val_fraction", type=float | None, default=None, help="Validation part; null means 0.1.")
-    add("--val_corpus", type=str | list[str] | None, default=None, help="In place of a part.")
-    add(
-        "--tokenizer",
-        type=str,
-        default="char",
-        help="char, bpe, or the path of a tokenizer.json or of GPT-2's two files.",
-    )
-    add("--vocab_size", type=int | None, default=None, help="Size for bpe; null means 1024.")
-    add("--cache_dir", type=str, default="data/cache", help="Folder of the token stores.")
+    parser.add_class_arguments(TextConfig, skip={"corpus"})
     add("--format", type=Literal["table", "json"], default="table", help="How to print it.")
     return parser
 

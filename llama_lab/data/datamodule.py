@@ -14,8 +14,10 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader
 
 from llama_lab.data.batches import TrainingWindows, ValidationWindows
+from llama_lab.data.config import DEFAULT_VAL_FRACTION, DataConfig
 from llama_lab.data.corpora import shown
 from llama_lab.data.finding import has_input, names_pipe
+from llama_lab.data.items import MissingSource
 from llama_lab.data.loading import (
     Batch,
     DeviceBatches,
@@ -26,11 +28,9 @@ from llama_lab.data.loading import (
     keep,
 )
 from llama_lab.data.preparation import prepare_store
-from llama_lab.data.readers.records import OnBadRecord, Quoting
-from llama_lab.data.requests import DEFAULT_VAL_FRACTION, StoreRequest
-from llama_lab.data.sources import MissingSource
+from llama_lab.data.requests import StoreRequest
 from llama_lab.data.store import PARTS, TokenStore, find_store, open_store
-from llama_lab.data.tokenizer import SpecialTokens, Tokenizer
+from llama_lab.data.tokenizer import Tokenizer
 from llama_lab.errors import UserError
 from llama_lab.model.devices import pins_memory
 
@@ -46,76 +46,14 @@ MOVED = (
 class TextDataModule(LightningDataModule):
     """A corpus, its tokenizer, and which sequences each optimiser step consumes."""
 
-    def __init__(
-        self,
-        corpus: str | list[str] = "python-reference",
-        text_field: str | None = None,
-        encoding: str | None = None,
-        delimiter: str | None = None,
-        quoting: Quoting = "auto",
-        normalize_newlines: bool = False,
-        on_bad_record: OnBadRecord = "stop",
-        special_tokens: SpecialTokens = "text",
-        val_fraction: float | None = None,
-        val_corpus: str | list[str] | None = None,
-        tokenizer: str = "char",
-        vocab_size: int | None = None,
-        context_length: int | None = None,
-        document_mask: bool = False,
-        batch_size: int = 32,
-        num_workers: int | None = None,
-        cache_dir: str = "data/cache",
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, config: DataConfig | None = None, *, seed: int = 0) -> None:
         """
         Args:
-            corpus: What to read: python-reference, tinyshakespeare, a file, a folder, a glob, - for
-                standard input, an hf:// dataset, or a list of these. Files are text, or records in
-                .jsonl, .json, .csv, .tsv or .parquet, each also .gz or .zst.
-            text_field: Field or column that holds a record's text; null means text.
-            encoding: Encoding of text, JSON and tables; null means UTF-8, strictly.
-            delimiter: What divides a table's fields; null finds it in the header.
-            quoting: Whether quotation marks hold a table's field together (csv) or are text
-                (none); auto means none between tabs, csv between others.
-            normalize_newlines: Whether CR LF and CR become LF.
-            on_bad_record: Whether a record without a text stops the run, or is left out and counted
-                (skip).
-            special_tokens: Whether a special token's spelling in the corpus, such as
-                <|endoftext|>, is text like any other, or that token (parse).
-            val_fraction: Part of the text, at its end, that is held out for validation, whole
-                documents where there are documents; null means 0.1, or none with val_corpus.
-            val_corpus: What to validate on, in place of a part of corpus; named as corpus is.
-            tokenizer: char (an id per character), bpe (byte-level, trained on the training part),
-                or the path of a tokenizer.json, or of a folder that has one or GPT-2's vocab.json
-                and merges.txt; huggingface, llama2c and ids come with an imported model.
-            vocab_size: Size of the bpe vocabulary; null means 1024. Refused for char.
-            context_length: Tokens per sequence; null means model.decoder.context_length.
-            document_mask: Whether attention and positions stay inside a document; needs a corpus
-                of documents.
-            batch_size: Sequences per optimiser step, over all devices and accumulation.
-            num_workers: Null holds a small corpus on the device; a number reads the mapped store
-                with that many loader processes.
-            cache_dir: Folder of the token stores.
+            config: The settings; ``None`` means the defaults.
             seed: Draws the order of the windows.
         """
         super().__init__()
-        _check(batch_size >= 1, f"--data.batch_size {batch_size}: must be 1 or more")
-        _check(
-            num_workers is None or num_workers >= 0,
-            f"--data.num_workers {num_workers}: must be 0 or more, or null",
-        )
-        _check(
-            context_length is None or context_length >= 1,
-            f"--data.context_length {context_length}: must be 1 or more, or null",
-        )
-        self.corpus, self.val_corpus, self.val_fraction = corpus, val_corpus, val_fraction
-        self.text_field, self.encoding, self.delimiter = text_field, encoding, delimiter
-        self.quoting: Quoting = quoting
-        self.normalize_newlines, self.on_bad_record = normalize_newlines, on_bad_record
-        self.tokenizer_kind, self.vocab_size = tokenizer, vocab_size
-        self.context_length, self.batch_size = context_length, batch_size
-        self.document_mask, self.special_tokens = document_mask, special_tokens
-        self.num_workers, self.cache_dir, self.seed = num_workers, Path(cache_dir), seed
+        self.config, self.seed = config or DataConfig(), seed
         self.tokenizer_state: Mapping[str, Any] | None = None
         self.store: TokenStore | None = None
         self.consumed = 0
@@ -148,23 +86,7 @@ class TextDataModule(LightningDataModule):
     @property
     def request(self) -> StoreRequest:
         """What the token store is made of."""
-        return StoreRequest(
-            corpus=self.corpus,
-            tokenizer=self.tokenizer_kind,
-            vocab_size=self.vocab_size,
-            val_fraction=self.val_fraction,
-            encoding=self.encoding,
-            val_corpus=self.val_corpus,
-            text_field=self.text_field,
-            delimiter=self.delimiter,
-            quoting=self.quoting,
-            normalize_newlines=self.normalize_newlines,
-            on_bad_record=self.on_bad_record,
-            special_tokens=self.special_tokens,
-            cache_dir=self.cache_dir,
-            data_dir=Path("data"),
-            tokenizer_state=dict(self.tokenizer_state) if self.tokenizer_state else None,
-        )
+        return StoreRequest.of(self.config, self.tokenizer_state)
 
     def prepare_data(self) -> None:
         """Read the corpus, train or take the tokenizer, write the store; a second run finds it."""
@@ -182,7 +104,7 @@ class TextDataModule(LightningDataModule):
                 "begin a new run from the weights with --model.init_from"
             )
         _check(
-            not self.document_mask or self.store.validation_documents is not None,
+            not self.config.document_mask or self.store.validation_documents is not None,
             f"--data.document_mask true would do nothing: --data.corpus {self.request.name} is one "
             "running text; set it to false, or name several files or a file of records",
         )
@@ -209,8 +131,8 @@ class TextDataModule(LightningDataModule):
         return [source for source in self._sources() if names_pipe(source)]
 
     def _sources(self) -> list[str]:
-        settings = ["corpus"] if self.val_corpus is None else ["corpus", "val_corpus"]
-        return [source for each in settings for source in self.request.source(each).corpus]
+        request = self.request
+        return [name for setting in request.settings for name in request.source(setting).sources]
 
     def _known_store(self) -> Path | None:
         """The run's own store where its text came through a pipe, which is gone."""
@@ -220,10 +142,10 @@ class TextDataModule(LightningDataModule):
         if self._reads_new_input and any(has_input(source) for source in piped):
             return None
         if piped:
-            return find_store(self.cache_dir, self._own_digest)
+            return find_store(self.request.cache_folder, self._own_digest)
         # A named pipe may have been deleted; its store says that it was one.
         gone = any(not os.path.lexists(source) for source in self._sources())
-        return find_store(self.cache_dir, self._own_digest, piped=True) if gone else None
+        return find_store(self.request.cache_folder, self._own_digest, piped=True) if gone else None
 
     def _made_store(self, request: StoreRequest) -> Path:
         piped, trainer = self.piped, self.trainer
@@ -245,8 +167,8 @@ class TextDataModule(LightningDataModule):
                 "these settings make another token store than the run's: leave them out, or pipe "
                 "the text in again"
                 if self._own_digest is None
-                else f"its own token store is not in --data.cache_dir {shown(self.cache_dir)}: "
-                "pipe the same text in again"
+                else f"its own token store is not in --data.cache_dir "
+                f"{shown(self.config.cache_dir)}: pipe the same text in again"
             )
             raise UserError(f"{error}; the run read a pipe, and {why}") from error
 
@@ -265,16 +187,18 @@ class TextDataModule(LightningDataModule):
         needed = self.context + 1
         if tokens >= needed:
             return
-        share = DEFAULT_VAL_FRACTION if self.val_fraction is None else self.val_fraction
+        share = (
+            DEFAULT_VAL_FRACTION if self.config.val_fraction is None else self.config.val_fraction
+        )
         grow = "raise" if part == "validation" else "lower"
         ways = (
             f"{grow} --data.val_fraction {share} or take a longer text"
-            if self.val_corpus is None
+            if self.config.val_corpus is None
             else "take a longer text"
         )
         merged = (
             "; bpe may have merged it into few tokens: lower --data.vocab_size"
-            if (self.tokenizer_state or {"kind": self.tokenizer_kind})["kind"] == "bpe"
+            if (self.tokenizer_state or {"kind": self.config.tokenizer})["kind"] == "bpe"
             else ""
         )
         raise UserError(
@@ -287,8 +211,8 @@ class TextDataModule(LightningDataModule):
         share = self._share()
         parts = share.world_size * share.accumulation
         _check(
-            self.batch_size % parts == 0,
-            f"--data.batch_size {self.batch_size} cannot be divided over {share.world_size} "
+            self.config.batch_size % parts == 0,
+            f"--data.batch_size {self.config.batch_size} cannot be divided over {share.world_size} "
             f"device(s) x --trainer.accumulate_grad_batches {share.accumulation}; "
             f"take a multiple of {parts}",
         )
@@ -310,8 +234,8 @@ class TextDataModule(LightningDataModule):
     @property
     def context(self) -> int:
         """Tokens per sequence."""
-        if self.context_length is not None:
-            return self.context_length
+        if self.config.context_length is not None:
+            return self.config.context_length
         model = getattr(self.trainer, "lightning_module", None)
         if model is None:
             raise UserError("--data.context_length null: no model to take it from; give a number")
@@ -330,7 +254,7 @@ class TextDataModule(LightningDataModule):
         trainer = self.trainer
         assert trainer is not None
         return Share(
-            batch_size=self.batch_size,
+            batch_size=self.config.batch_size,
             accumulation=trainer.accumulate_grad_batches,
             rank=trainer.global_rank,
             world_size=trainer.world_size,
@@ -341,11 +265,11 @@ class TextDataModule(LightningDataModule):
     def train_dataloader(self) -> DeviceBatches | DataLoader[Batch]:
         """Endless microbatches, from the first sequence that is not consumed yet."""
         share, windows = self._share(), self.training_windows
-        start = self.consumed // self.batch_size * share.accumulation
+        start = self.consumed // self.config.batch_size * share.accumulation
         train = self.tokens.train
-        documents = self.tokens.train_documents if self.document_mask else None
+        documents = self.tokens.train_documents if self.config.document_mask else None
         assert self.trainer is not None
-        if self.num_workers is None and len(train) <= DEVICE_TOKENS:
+        if self.config.num_workers is None and len(train) <= DEVICE_TOKENS:
             resident = torch.from_numpy(train.astype(np.int32))
             return DeviceBatches(
                 resident.to(self.trainer.strategy.root_device), windows, share, start, documents
@@ -354,10 +278,10 @@ class TextDataModule(LightningDataModule):
             MappedBatches(train, windows, share, documents),
             batch_size=None,
             sampler=Endless(start),
-            num_workers=self.num_workers or 0,
+            num_workers=self.config.num_workers or 0,
             collate_fn=keep,
             pin_memory=pins_memory(self.trainer.strategy.root_device),
-            persistent_workers=bool(self.num_workers),
+            persistent_workers=bool(self.config.num_workers),
             # A generator of its own: a loader that drew its base seed from the global one would
             # change what dropout draws.
             generator=torch.Generator().manual_seed(self.seed),
@@ -372,7 +296,7 @@ class TextDataModule(LightningDataModule):
             max(1, share.rows),
             share.rank,
             share.world_size,
-            self.tokens.validation_documents if self.document_mask else None,
+            self.tokens.validation_documents if self.config.document_mask else None,
         )
 
     def test_dataloader(self) -> ValidationBatches:
@@ -384,7 +308,7 @@ class TextDataModule(LightningDataModule):
     def state_dict(self) -> dict[str, Any]:
         """Sequences consumed: devices, accumulation and workers may change on resume."""
         assert self.trainer is not None
-        return {"sequences": self.trainer.global_step * self.batch_size}
+        return {"sequences": self.trainer.global_step * self.config.batch_size}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue behind the sequences that the checkpoint has consumed."""

@@ -30,7 +30,7 @@ def found(request: StoreRequest, fraction: Fraction | None, content: list[str]) 
         candidates.insert(0, dataclasses.replace(request, tokenizer_state=None))
     for candidate in candidates:
         try:
-            folder = request.cache_dir / store_key(candidate, fraction, content)
+            folder = request.cache_folder / store_key(candidate, fraction, content)
         except UserError:  # settings under which nothing is trained
             continue
         if defect(folder) is not None:
@@ -70,7 +70,7 @@ def identity_of(readings: Iterable[Reading]) -> str | None:
 
 
 def _memo(request: StoreRequest, identity: str) -> Path:
-    return request.cache_dir / MEMO_FOLDER / f"{identity}.json"
+    return request.cache_folder / MEMO_FOLDER / f"{identity}.json"
 
 
 def recall(request: StoreRequest, identity: str) -> list[str] | None:

@@ -83,8 +83,7 @@ def prepare_store(
     """
     fraction = settled_fraction(request)
     request = with_tokenizer(request)
-    settings = ["corpus"] if request.val_corpus is None else ["corpus", "val_corpus"]
-    readings = {setting: Reading(request.source(setting)) for setting in settings}
+    readings = {setting: Reading(request.source(setting)) for setting in request.settings}
     identity = identity_of(readings.values())
     if identity is not None and (known := recall(request, identity)) is not None:
         folder = found(request, fraction, known)
@@ -135,7 +134,7 @@ def _require_special(request: StoreRequest, kind: str) -> None:
 
 def read_source(request: StoreRequest, reading: Reading) -> Spool:
     """All text of a source, read once."""
-    spool = Spool(request.cache_dir, are_records=reading.documents_are_records)
+    spool = Spool(request.cache_folder, are_records=reading.documents_are_records)
     with ByteProgress("reading", reading.total_bytes, sys.stderr) as progress:
         spool.fill(reading, lambda: progress(reading.bytes_read))
     spool.are_records = spool.are_records and spool.documents > 0
@@ -160,7 +159,7 @@ def _written(
         if isinstance(tokenizer, CharTokenizer) and not tokenizer.knows(plan.spool.seen):
             with _named(request, part):
                 tokenizer.refuse_unknown(piece.text for piece in plan.pieces())
-    folder = request.cache_dir / store_key(request, fraction, content)
+    folder = request.cache_folder / store_key(request, fraction, content)
     total = sum(len(plan.span) for plan in plans)
 
     def write(temporary: Path) -> StoreInfo:
@@ -196,7 +195,7 @@ class _named:
 
     def __init__(self, request: StoreRequest, part: str) -> None:
         setting = "val_corpus" if part == "validation" and request.val_corpus else "corpus"
-        source = ", ".join(map(shown, request.source(setting).corpus))
+        source = ", ".join(map(shown, request.source(setting).sources))
         self.place = f"{request.flag(setting)} {source}, {part} part"
 
     def __enter__(self) -> None:

@@ -1,78 +1,67 @@
-"""What a token store is made from."""
+"""A request for a token store: the settings of its text, and the tokenizer that it uses."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from llama_lab.data.config import DEFAULT_VAL_FRACTION, ReadingConfig, TextConfig
 from llama_lab.data.corpora import shown
-from llama_lab.data.sources import OnBadRecord, Quoting, SourceRequest
-from llama_lab.data.tokenizer import SpecialTokens
+from llama_lab.data.readers.records import SourceRequest
 from llama_lab.errors import UserError
-
-DEFAULT_VAL_FRACTION = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoreRequest:
-    """What a token store is made from."""
+class StoreRequest(TextConfig):
+    """Everything that a token store is made from.
 
-    corpus: str | Sequence[str]
-    """Files, folders, globs, ``-``, ``hf://`` datasets and built-ins."""
-    tokenizer: str
-    """Kind of tokenizer to train, or the path of one; not looked at where ``tokenizer_state`` is
-    given."""
-    vocab_size: int | None
-    """Ids to train for; not looked at where ``tokenizer_state`` is given."""
-    val_fraction: float | None
-    """Share of the characters, from the end, that are the validation part: 0 < f <= 1; ``None``
-    means 0.1, or none with ``val_corpus``."""
-    encoding: str | None
-    """Encoding of text, JSON and tables; ``None`` means UTF-8."""
-    cache_dir: Path
-    """Where stores are kept."""
-    data_dir: Path
-    """Where built-in corpora are kept."""
+    Attributes:
+        data_dir: Where built-in corpora are kept.
+        tokenizer_state: The tokenizer to encode with; ``tokenizer`` and ``vocab_size`` are not
+            looked at where it is given.
+    """
+
+    data_dir: Path = Path("data")
     tokenizer_state: dict[str, Any] | None = None
-    """Encode with this tokenizer instead of training one."""
-    val_corpus: str | Sequence[str] | None = None
-    """What the validation part is, in place of a share of ``corpus``."""
-    text_field: str | None = None
-    delimiter: str | None = None
-    quoting: Quoting = "auto"
-    normalize_newlines: bool = False
-    on_bad_record: OnBadRecord = "stop"
-    """These five as in :class:`SourceRequest`."""
-    special_tokens: SpecialTokens = "text"
-    """What the spelling of a special token is in the corpus: text, or the token (``parse``)."""
+
+    @classmethod
+    def of(cls, config: TextConfig, tokenizer_state: Mapping[str, Any] | None) -> StoreRequest:
+        """The request that a config makes, with the tokenizer of a checkpoint, if any."""
+        state = None if tokenizer_state is None else dict(tokenizer_state)
+        return cls(**_values(config, TextConfig), tokenizer_state=state)
 
     def source(self, setting: str = "corpus") -> SourceRequest:
         """What to read for ``corpus`` or ``val_corpus``."""
-        value = getattr(self, setting)
-        return SourceRequest(
-            corpus=(value,) if isinstance(value, str) else tuple(value),
-            text_field=self.text_field,
-            encoding=self.encoding,
-            delimiter=self.delimiter,
-            quoting=self.quoting,
-            normalize_newlines=self.normalize_newlines,
-            on_bad_record=self.on_bad_record,
-            data_dir=self.data_dir,
-            setting=setting,
-        )
+        values = _values(self, ReadingConfig) | {"corpus": getattr(self, setting)}
+        return SourceRequest(**values, data_dir=self.data_dir, setting=setting)
+
+    @property
+    def settings(self) -> list[str]:
+        """The settings that name a source."""
+        return ["corpus"] if self.val_corpus is None else ["corpus", "val_corpus"]
 
     @property
     def name(self) -> str:
         """The corpus as it was named."""
-        return ", ".join(map(shown, self.source().corpus))
+        return ", ".join(map(shown, self.source().sources))
+
+    @property
+    def cache_folder(self) -> Path:
+        """Where stores are kept."""
+        return Path(self.cache_dir)
 
     def flag(self, name: str) -> str:
         """A setting as it is typed."""
         return f"--data.{name}"
+
+
+def _values(config: Any, kind: type) -> dict[str, Any]:
+    """The values of the settings that ``kind`` declares."""
+    return {each.name: getattr(config, each.name) for each in fields(kind)}
 
 
 def settled_fraction(request: StoreRequest) -> Fraction | None:

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from llama_lab.data.sources import Piece
+from llama_lab.data.readers.records import Piece
 from llama_lab.data.spool import Spool
 
 

@@ -121,7 +121,7 @@ def conclude(name: str, cli: BenchCLI, say: Callable[[str], None]) -> BenchResul
     # The run has measured it once, briefly. The machine may have been busy with something else.
     ceiling = max(cli.metrics.ceiling, matmul_ceiling(device, dtype, CEILING_SECONDS))
     bandwidth = memory_bandwidth(device, BANDWIDTH_SECONDS)
-    tokens = data.batch_size * data.context
+    tokens = data.config.batch_size * data.context
     rate = tokens * len(seconds) / sum(seconds)
     flops = rate * cli.metrics.flops_per_token
     step = measured_step(cli, flops / ceiling, Ceilings(device, dtype, ceiling, bandwidth))
@@ -137,7 +137,7 @@ def conclude(name: str, cli: BenchCLI, say: Callable[[str], None]) -> BenchResul
         compiled_because=module.compilation.because,
         parameters=count_parameters(module.decoder_config).total,
         flops_per_token=cli.metrics.flops_per_token,
-        batch_size=data.batch_size,
+        batch_size=data.config.batch_size,
         context=data.context,
         tokens_per_step=tokens,
         steps=len(seconds),
@@ -181,9 +181,9 @@ def measured_step(cli: BenchCLI, mfu: float, ceilings: Ceilings) -> Step:
         cores=cores(),
         thread_gain=thread_gain(ceilings),
         n_layers=module.decoder_config.n_layers,
-        batch_size=data.batch_size,
+        batch_size=data.config.batch_size,
         accumulation=trainer.accumulate_grad_batches,
-        num_workers=data.num_workers,
+        num_workers=data.config.num_workers,
         corpus_fits=len(data.tokens.train) <= DEVICE_TOKENS,
         log_interval=trainer.log_every_n_steps,  # type: ignore[attr-defined]
         optimizer=module.optimizer_config.kind,
@@ -249,7 +249,7 @@ def traffic_share(cli: BenchCLI, seconds: float, bandwidth: float) -> float | No
         cli.model.decoder_config,
         precision,
         cli.model.optimizer_config.kind,
-        batch_size=data.batch_size // accumulation,
+        batch_size=data.config.batch_size // accumulation,
         context=data.context,
         averages=cli.model.averaging_config.kind != "none",
     )

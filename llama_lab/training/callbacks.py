@@ -58,7 +58,7 @@ class BlockCompiler(Callback):
             device=trainer.strategy.root_device.type,
             steps=trainer.max_steps,
             microbatches=trainer.accumulate_grad_batches,
-            rows=data.batch_size // parts,
+            rows=data.config.batch_size // parts,
             length=data.context,
         )
         training = trainer.state.fn == "fit"
@@ -66,7 +66,7 @@ class BlockCompiler(Callback):
 
         def score(tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
             with trainer.precision_plugin.forward_context():
-                apart = torch.zeros_like(tokens) if data.document_mask else None
+                apart = torch.zeros_like(tokens) if data.config.document_mask else None
                 return loss(tokens, targets, apart)
 
         module.compilation = settle(
@@ -156,7 +156,7 @@ class StepMetrics(Callback):
         if not finished_step(trainer, batch_idx):
             return
         step, data = trainer.global_step, data_of(trainer)
-        pl_module.run.sequences = step * data.batch_size
+        pl_module.run.sequences = step * data.config.batch_size
         pl_module.run.compiled_steps += pl_module.compilation.compiled
         self.steps += 1
         reads_freely = trainer.world_size == 1 and answers_at_once(pl_module.device)
@@ -173,7 +173,7 @@ class StepMetrics(Callback):
         if bad or not math.isfinite(mean):
             module.check_finite()
         now = time.monotonic()
-        tokens = self.steps * data.batch_size * data.context
+        tokens = self.steps * data.config.batch_size * data.context
         rate = tokens / max(now - self.mark, 1e-9)
         self.latest = {
             "train_loss": mean,

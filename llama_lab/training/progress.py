@@ -131,7 +131,7 @@ def opening(trainer: Trainer, module: LanguageModel) -> list[str]:
     info = data.tokens.info
     kv_heads = config.attention.kv_heads
     total = count_parameters(config).total
-    budget = trainer.max_steps * data.batch_size
+    budget = trainer.max_steps * data.config.batch_size
     device = trainer.strategy.root_device.type
     warmup = module.schedule_config.warmup_steps
     short = f"; warmup is {warmup:,} steps and will not end" if warmup >= trainer.max_steps else ""
@@ -152,7 +152,7 @@ def opening(trainer: Trainer, module: LanguageModel) -> list[str]:
         )
         + f"; {info.report['split']}",
         *(f"       {name}: {words}" for name, words in warnings_of(info.report)),
-        f"work   {trainer.max_steps:,} steps of {data.batch_size} x {data.context} tokens = "
+        f"work   {trainer.max_steps:,} steps of {data.config.batch_size} x {data.context} tokens = "
         f"{data.passes(budget):.1f} passes over the text; {trainer.world_size} x {device}, "
         f"{trainer.precision}{short}",
         *average_lines(module.averaging_config, trainer.max_steps),

@@ -26,6 +26,7 @@ from llama_lab.configs import (
     run_folder_of,
     unwritable,
 )
+from llama_lab.data.config import DataConfig
 from llama_lab.data.datamodule import TextDataModule
 from llama_lab.errors import UserError
 from llama_lab.model.decoder import Decoder, DecoderConfig
@@ -122,7 +123,7 @@ class LabCLI(LightningCLI):
             owner_key, _, name = action.dest.partition("trainer.")
             if name and not owner_key and isinstance(action.help, str):
                 action.help = rules.trainer_help(name, action.help)
-        for owner, key in ((LanguageModel, "model"), (TextDataModule, "data")):
+        for owner, key in ((LanguageModel, "model"), (DataConfig, "data")):
             parser.add_class_arguments(
                 owner, key, skip={"seed"}, fail_untyped=False, sub_configs=True
             )
@@ -217,9 +218,10 @@ class LabCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         """Build model, data and trainer, and hand over what the checkpoint decides."""
         self.config_init = self.parser.instantiate_classes(self.config)
-        self.model, self.datamodule = self.config_init["model"], self.config_init["data"]
         seed = int(self.config["seed_everything"])
-        self.model.seed = self.datamodule.seed = seed
+        self.model = self.config_init["model"]
+        self.model.seed = seed
+        self.datamodule = TextDataModule(self.config_init["data"], seed=seed)
         self.model.config = self.settings
         if self.record is not None:
             self.datamodule.use_tokenizer(self.record.tokenizer)

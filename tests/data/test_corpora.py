@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from llama_lab.data.corpora import BUILT_IN, PublishedText
-from llama_lab.data.sources import Reading, SourceRequest
+from llama_lab.data.readers.records import SourceRequest
+from llama_lab.data.sources import Reading
 from llama_lab.errors import UserError
 
 
@@ -55,7 +56,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def read_corpus(corpus: str, **settings: Any) -> str:
     """All characters of one source."""
-    return "".join(piece.text for piece in Reading(SourceRequest(corpus=(corpus,), **settings)))
+    return "".join(piece.text for piece in Reading(SourceRequest(corpus=corpus, **settings)))
 
 
 def refusal(corpus: object, **options: object) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from llama_lab.data import store as store_module
+from llama_lab.data.config import DataConfig
 from llama_lab.data.datamodule import TextDataModule
 from llama_lab.data.tokenizers import train_tokenizer
 
@@ -17,7 +18,7 @@ TEXT = "the cat sat on the mat and the dog ran.\n" * 30
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TextDataModule:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.txt").write_text(TEXT)
-    return TextDataModule("text.txt", context_length=8)
+    return TextDataModule(DataConfig(corpus="text.txt", context_length=8))
 
 
 def test_the_process_that_prepares_reads_the_corpus_once(
@@ -34,7 +35,7 @@ def test_a_process_that_prepares_nothing_finds_the_store_of_the_one_that_does(
 ) -> None:
     data.prepare_data()
     monkeypatch.setattr(store_module, "write_synced", None)
-    other = TextDataModule("text.txt", context_length=8)
+    other = TextDataModule(DataConfig(corpus="text.txt", context_length=8))
     other.setup("validate")
     data.setup("validate")
     assert other.tokens.folder == data.tokens.folder

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from llama_lab.data.finding import natural
+from llama_lab.data.readers.records import SourceRequest
 from llama_lab.data.readers.streams import zstd_window
-from llama_lab.data.sources import Reading, SourceRequest
+from llama_lab.data.sources import Reading
 from llama_lab.errors import UserError
 
 DOCUMENTS = [
@@ -27,7 +28,7 @@ DOCUMENTS = [
 
 
 def reading(*corpus: object, **settings: Any) -> Reading:
-    return Reading(SourceRequest(corpus=tuple(map(str, corpus)), **settings))
+    return Reading(SourceRequest(corpus=list(map(str, corpus)), **settings))
 
 
 def documents(*corpus: object, **settings: Any) -> list[str]:

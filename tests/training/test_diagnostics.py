@@ -16,6 +16,7 @@ from lightning.pytorch import Callback, Trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 
+from llama_lab.data.config import DataConfig
 from llama_lab.data.datamodule import TextDataModule
 from llama_lab.model.activity import observe
 from llama_lab.model.decoder import Decoder, DecoderConfig
@@ -80,7 +81,7 @@ def test_every_number_is_what_autograd_and_the_weights_say(lab: Lab) -> None:
         enable_model_summary=False,
         limit_val_batches=0,
     )
-    trainer.fit(model, datamodule=TextDataModule(corpus="text.txt", batch_size=8))
+    trainer.fit(model, datamodule=TextDataModule(DataConfig(corpus="text.txt", batch_size=8)))
 
     before = witness.before
     assert before is not None

@@ -16,6 +16,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.plugins import MixedPrecision
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from llama_lab.data.config import DataConfig
 from llama_lab.data.datamodule import TextDataModule
 from llama_lab.model.accounting import flops_per_token, on_meta
 from llama_lab.model.decoder import DecoderConfig
@@ -246,7 +247,7 @@ def test_float16_clips_gradients_without_its_loss_scale(lab: Lab, kind: Optimize
             enable_progress_bar=False,
             enable_model_summary=False,
         )
-        trainer.fit(model, datamodule=TextDataModule(corpus="text.txt", batch_size=8))
+        trainer.fit(model, datamodule=TextDataModule(DataConfig(corpus="text.txt", batch_size=8)))
         assert model.grad_norm is not None
         norms.append(model.grad_norm.item())
     assert norms[1] == pytest.approx(norms[0], rel=1e-2)
@@ -393,7 +394,10 @@ def test_the_python_interface_trains_scores_and_goes_on(lab: Lab) -> None:
         )
 
     config = DecoderConfig(dim=16, n_layers=1, context_length=16)
-    model, data = LanguageModel(decoder=config), TextDataModule(corpus="text.txt", batch_size=8)
+    model, data = (
+        LanguageModel(decoder=config),
+        TextDataModule(DataConfig(corpus="text.txt", batch_size=8)),
+    )
     running = trainer()
     running.fit(model, datamodule=data)
     (scores,) = trainer().validate(model, datamodule=data)

@@ -6,12 +6,10 @@ import io
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from llama_lab.data.config import ReadingConfig
 from llama_lab.errors import UserError
-
-OnBadRecord = Literal["stop", "skip"]
-Quoting = Literal["auto", "none", "csv"]
 
 FIELDS_NAMED = 12
 SKIPPED_NAMED = 5
@@ -26,31 +24,21 @@ class Piece:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SourceRequest:
-    """What to read, and how.
+class SourceRequest(ReadingConfig):
+    """Which sources to read, and with which settings.
 
     Attributes:
-        corpus: Files, folders, globs, ``-``, ``hf://`` datasets and built-ins, read in this order.
-        text_field: The field or column that holds a record's text; ``None`` means ``text``.
-        encoding: Of text, JSON and tables; ``None`` means UTF-8.
-        delimiter: Between a table's fields; ``None`` finds it in the header.
-        quoting: Whether quotation marks hold a table's field together (``csv``) or are text
-            (``none``); ``auto`` means ``none`` between tabs, else ``csv``.
-        normalize_newlines: Whether CR LF and CR become LF.
-        on_bad_record: Whether a record without a text ends the reading, or is counted and left out.
         data_dir: Where built-in corpora are kept.
-        setting: The setting that named ``corpus``.
+        setting: The setting that named the sources.
     """
 
-    corpus: tuple[str, ...]
-    text_field: str | None = None
-    encoding: str | None = None
-    delimiter: str | None = None
-    quoting: Quoting = "auto"
-    normalize_newlines: bool = False
-    on_bad_record: OnBadRecord = "stop"
     data_dir: Path = Path("data")
     setting: str = "corpus"
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The sources, in the order in which they are read."""
+        return (self.corpus,) if isinstance(self.corpus, str) else tuple(self.corpus)
 
     def flag(self, name: str) -> str:
         """A setting as it is typed."""
