@@ -148,6 +148,10 @@ def migrate(contents: dict[str, Any], path: str | Path) -> dict[str, Any]:
             f"--ckpt_path {path}: checkpoint format {written}, this version reads {FORMAT}; "
             "install the version of llama-lab that wrote it"
         )
+    data = contents[KEY].get("config", {}).get("data")
+    if data is not None and "corpus" in data and "begin_of_text" not in data:
+        # A run of before there was the setting: its store was written without that token.
+        data["begin_of_text"] = False
     return contents
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, fields
 from typing import Any, Literal
 
 from llama_lab.data.config import TextConfig
-from llama_lab.data.notes import unseen, warnings_of
+from llama_lab.data.notes import between_documents, unseen, warnings_of
 from llama_lab.data.preparation import prepare_store
 from llama_lab.data.progress import in_bytes
 from llama_lab.data.requests import StoreRequest
@@ -26,8 +26,11 @@ JSON_NAMES = (
     "for one running text), characters, bytes, tokens, bytes_per_token, parts (train and "
     "validation, each with the same five), unseen_in_training and lost (characters, distinct, "
     "examples), longest_documents, overlap, sources (files, documents, empty_documents, "
-    "skipped_files, bad_records of each), left_out, noted, digest."
+    "skipped_files, bad_records of each), left_out, noted, begin_of_text (id, name, documents; "
+    "only where such a token stands in front of them), digest."
 )
+
+Notes = list[tuple[str, str]]
 
 # As `fit` spells what are flags of this command's own.
 OF_FIT = re.compile(r"(?<!\S)(?:--)?data\.([a-z_]+)(?=[ :;,)]|$)")
@@ -50,7 +53,7 @@ def main(argv: list[str], prog: str) -> int:
     if options.format == "json":
         print(json.dumps(about, indent=2, ensure_ascii=False))
     else:
-        for name, words in rows(about):
+        for name, words in rows(about, between_documents(request, store)):
             print(f"{name:<12}{words}".rstrip())
     return 0
 
@@ -93,7 +96,7 @@ def _sizes(parts: list[Any]) -> dict[str, Any]:
     return {"documents": documents, **sums, "bytes_per_token": ratio}
 
 
-def rows(about: Mapping[str, Any]) -> list[tuple[str, str]]:
+def rows(about: Mapping[str, Any], between: Notes) -> Notes:
     """The same for people."""
     tokenizer = about["tokenizer"]
     found = [
@@ -112,7 +115,8 @@ def rows(about: Mapping[str, Any]) -> list[tuple[str, str]]:
         for each in about["longest_documents"]
     ]
     found += unseen(about)
-    found += [(name, OF_FIT.sub(r"--\1", words)) for name, words in warnings_of(about)]
+    notes = [*between, *warnings_of(about)]
+    found += [(name, OF_FIT.sub(r"--\1", words)) for name, words in notes]
     return [*found, ("store", about["store"])]
 
 

@@ -198,12 +198,17 @@ class ValidationWindows:
     Window w reads tokens w C … w C + C - 1 and is scored on the token after each; context starts
     anew in every window, and the last one may be short.
 
+    With ``start_of_text`` every window begins with that id in place of its first token, which is
+    scored in the window before: the targets stay the same. Where the first target is that id, a
+    document begins there, and the window is left as it is.
+
     Raises:
         ValueError: There are fewer than two tokens, so there is nothing to score.
     """
 
     n_tokens: int
     context_length: int
+    start_of_text: int | None = None
 
     def __post_init__(self) -> None:
         if self.context_length < 1 or self.n_tokens < 2:
@@ -236,6 +241,8 @@ class ValidationWindows:
         # Ids are unsigned: IGNORE has to meet them as int64.
         inputs = tokens[np.where(scored, places, 0)].astype(np.int64)
         targets = tokens[np.where(scored, places + 1, 0)].astype(np.int64)
+        if self.start_of_text is not None:
+            inputs[targets[:, 0] != self.start_of_text, 0] = self.start_of_text
         return np.where(scored, inputs, 0), np.where(scored, targets, IGNORE)
 
 

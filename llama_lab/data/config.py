@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,6 +14,8 @@ Quoting = Literal["auto", "none", "csv"]
 BeginOfText = Literal["auto"] | bool
 
 DEFAULT_VAL_FRACTION = 0.1
+ESCAPES = {"\\n": "\n", "\\r": "\r", "\\t": "\t", "\\\\": "\\"}
+ESCAPE = re.compile(r"\\[nrt\\]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +40,17 @@ class ReadingConfig:
     on_bad_record: OnBadRecord = "stop"
     """Whether a record without a text stops the run, or is left out and counted (skip)."""
     separator: str | None = None
-    """Text that follows every document which does not end in it, such as a newline (\\n, \\t and
-    \\\\ are understood); null means none. It needs documents, and a tokenizer that has no token
+    """Text that follows every document which does not end in it, such as a newline (\\n, \\r, \\t
+    and \\\\ are understood); null means none. It needs documents, and a tokenizer that has no token
     for the end of a text, such as char: documents would follow one another with nothing between
     them."""
+
+    @property
+    def separating_text(self) -> str | None:
+        """``separator`` with its escapes resolved."""
+        if self.separator is None:
+            return None
+        return ESCAPE.sub(lambda found: ESCAPES[found[0]], self.separator)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -292,7 +292,9 @@ class TextDataModule(LightningDataModule):
         share = self._share()
         return ValidationBatches(
             self.tokens.validation,
-            ValidationWindows(len(self.tokens.validation), self.context),
+            ValidationWindows(
+                len(self.tokens.validation), self.context, self.tokens.info.start_of_text
+            ),
             max(1, share.rows),
             share.rank,
             share.world_size,

@@ -58,6 +58,8 @@ def store_key(request: StoreRequest, fraction: Fraction | None, content: list[st
     }
     if request.special_tokens == "parse":
         inputs["special_tokens"] = request.special_tokens
+    if request.start_of_text is not None:
+        inputs["start_of_text"] = request.start_of_text
     return sha256(canonical(inputs))[:32]
 
 

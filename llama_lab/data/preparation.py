@@ -9,7 +9,6 @@ between them. The store keeps where each begins.
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import hashlib
 import sys
@@ -30,7 +29,12 @@ from llama_lab.data.known_stores import found, identity_of, recall, remember, st
 from llama_lab.data.long_words import LONGEST_WORD, last_place_between_words
 from llama_lab.data.overlap import Overlap, overlap
 from llama_lab.data.progress import ByteProgress
-from llama_lab.data.requests import StoreRequest, settled_fraction
+from llama_lab.data.requests import (
+    StoreRequest,
+    refuse_separator,
+    settled_fraction,
+    with_tokenizer,
+)
 from llama_lab.data.shards import SHARD_TOKENS, PartWriter
 from llama_lab.data.sources import Reading
 from llama_lab.data.splitting import PartPlan, split
@@ -44,12 +48,9 @@ from llama_lab.data.store import (
     publish,
     sha256,
 )
-from llama_lab.data.tokenizer import SpecialTokens
-from llama_lab.data.tokenizer_paths import load_tokenizer
 from llama_lab.data.tokenizers import (
     CODE_POINTS,
     END_OF_TEXT,
-    TOKENIZERS,
     CharTokenizer,
     Tokenizer,
     UnknownCharacters,
@@ -84,6 +85,8 @@ def prepare_store(
     fraction = settled_fraction(request)
     request = with_tokenizer(request)
     readings = {setting: Reading(request.source(setting)) for setting in request.settings}
+    if not any(reading.documents_are_records for reading in readings.values()):
+        refuse_separator(request, f"{request.flag('corpus')} {request.name} is one running text")
     identity = identity_of(readings.values())
     if identity is not None and (known := recall(request, identity)) is not None:
         folder = found(request, fraction, known)
@@ -99,37 +102,6 @@ def prepare_store(
     if identity is not None:
         remember(request, identity, content)
     return folder
-
-
-def with_tokenizer(request: StoreRequest) -> StoreRequest:
-    """``request``, with the tokenizer that it names by a path.
-
-    Raises:
-        UserError: There is none, or a setting of it is impossible or would do nothing.
-    """
-    if request.tokenizer_state is not None:
-        _require_special(request, request.tokenizer_state["kind"])
-        return request
-    if request.tokenizer in TOKENIZERS:
-        settled_vocab_size(request.tokenizer, request.vocab_size)
-        _require_special(request, request.tokenizer)
-        return request
-    tokenizer = load_tokenizer(request.tokenizer, request.flag("tokenizer"))
-    if request.vocab_size is not None:
-        raise UserError(
-            f"{request.flag('vocab_size')} {request.vocab_size} would do nothing: "
-            f"{request.flag('tokenizer')} {shown(request.tokenizer)} has its own vocabulary of "
-            f"{tokenizer.vocab_size:,}; set {request.flag('vocab_size')} null"
-        )
-    return dataclasses.replace(request, tokenizer_state=tokenizer.state())
-
-
-def _require_special(request: StoreRequest, kind: str) -> None:
-    if request.special_tokens == "parse" and not tokenizer_class(kind).parses_special:
-        raise UserError(
-            f"{request.flag('special_tokens')} parse would do nothing: the tokenizer {kind} has no "
-            f"special tokens that a text can spell; set {request.flag('special_tokens')} text"
-        )
 
 
 def read_source(request: StoreRequest, reading: Reading) -> Spool:
@@ -167,9 +139,8 @@ def _written(
         with ByteProgress("encoding", total, sys.stderr) as progress:
             for part, plan in zip(PARTS, plans, strict=True):
                 with _named(request, part):
-                    special = request.special_tokens
                     parts.append(
-                        _write_part(temporary, part, plan, tokenizer, special, progress.add)
+                        _write_part(temporary, part, plan, tokenizer, request, progress.add)
                     )
         require({name: part.info.tokens for name, part in zip(PARTS, parts, strict=True)})
         shared = overlap(
@@ -245,7 +216,7 @@ def _write_part(
     part: str,
     plan: PartPlan,
     tokenizer: Tokenizer,
-    special: SpecialTokens,
+    request: StoreRequest,
     tell: Callable[[int], None],
 ) -> _Written:
     dtype = np.dtype("<u2" if tokenizer.vocab_size <= LARGEST_UINT16_VOCAB else "<u4")
@@ -253,7 +224,7 @@ def _write_part(
         folder, part, dtype, with_documents=plan.are_records, shard_tokens=SHARD_TOKENS
     )
     seen = np.zeros(CODE_POINTS, dtype=np.int64)
-    end = tokenizer.end_of_text if plan.are_records else None
+    start, end = request.start_of_text, tokenizer.end_of_text if plan.are_records else None
     longest: list[tuple[int, int]] = []
     lost: Counter[str] = Counter()
     characters = n_bytes = length = 0
@@ -265,11 +236,13 @@ def _write_part(
         seen[: int(points.max(initial=0)) + 1] += np.bincount(points)
         here = len(whole.encode("utf-8"))
         characters, n_bytes = characters + len(whole), n_bytes + here
-        encoded = tokenizer.encode_batch(texts, special=special)
+        encoded = tokenizer.encode_batch(texts, special=request.special_tokens)
         for ids, (text, begins, ends) in zip(encoded, batch, strict=True):
             if begins:
                 writer.begin_document()
                 length = 0
+                if start is not None:
+                    writer.append(np.array([start]))
             length += len(text)
             writer.append(ids)
             lost += tokenizer.lost(text, ids)
@@ -310,6 +283,7 @@ def _describe(
     digest.update(canonical(tokenizer.state()))
     points = np.flatnonzero((validation.seen > 0) & (train.seen == 0)).tolist()
     unseen = Counter({chr(point): int(validation.seen[point]) for point in points})
+    begun = _beginnings(request, tokenizer, sum(part.writer.documents for part in parts))
     return StoreInfo(
         corpus=request.name,
         corpus_sha256=content[0],
@@ -333,8 +307,18 @@ def _describe(
             "overlap": {**asdict(shared), "share": shared.share, "words": shared.words},
             "lost": _named_characters(sum((part.lost for part in parts), Counter())),
             "unseen_in_training": _named_characters(unseen),
+            **begun,
         },
     )
+
+
+def _beginnings(request: StoreRequest, tokenizer: Tokenizer, documents: int) -> dict[str, Any]:
+    """How many documents, or running texts, begin with which token, where they do."""
+    start = request.start_of_text
+    if start is None:
+        return {}
+    name = tokenizer.special_names.get(start)
+    return {"begin_of_text": {"id": start, "name": name, "documents": documents}}
 
 
 def _named_characters(counts: Counter[str]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from llama_lab.data.corpora import BUILT_IN, shown
 from llama_lab.data.finding import STANDARD_INPUT
@@ -29,6 +29,18 @@ from llama_lab.data.readers.records import Piece, Records, SourceRequest, Tally
 from llama_lab.data.readers.streams import CHUNK_BYTES, Counted, codec_name, opened
 from llama_lab.data.readers.text import read_text
 from llama_lab.errors import UserError
+
+
+def separated(pieces: Iterable[Piece], separator: str) -> Iterator[Piece]:
+    """The pieces, with ``separator`` behind every document that does not end in it."""
+    end = ""
+    for piece in pieces:
+        end = (end + piece.text)[-len(separator) :]
+        if not piece.ends_document:
+            yield piece
+            continue
+        yield piece if end == separator else Piece(piece.text + separator, True)
+        end = ""
 
 
 class Reading:
@@ -67,10 +79,15 @@ class Reading:
     def __iter__(self) -> Iterator[Piece]:
         records = Records(self.request, self.tally)
         found = False
-        for item in self.items:
-            for piece in self._read(item, records):
-                found = True
-                yield piece
+        pieces: Iterator[Piece] = (
+            piece for item in self.items for piece in self._read(item, records)
+        )
+        separator = self.request.separating_text
+        if separator is not None and self.documents_are_records:
+            pieces = separated(pieces, separator)
+        for piece in pieces:
+            found = True
+            yield piece
         if not found:
             left_out = "; ".join(self.tally.lines())
             raise self.request.error(
@@ -156,6 +173,8 @@ class Reading:
             self.request.quoting,
             *(self.request.normalize_newlines, self.request.on_bad_record),
         ]
+        if self.documents_are_records and self.request.separator is not None:
+            known.append(["separator", self.request.separating_text])
         if self.tally.skipped:  # they are told of with the store
             known.append([self.tally.skipped, self.tally.skipped_names])
         identified = True

@@ -72,6 +72,12 @@ class StoreInfo:
     training part lacks."""
 
     @property
+    def start_of_text(self) -> int | None:
+        """Id in front of every document, and of every window that is scored; maybe none."""
+        about = self.report.get("begin_of_text")  # older stores have none
+        return None if about is None else int(about["id"])
+
+    @property
     def piped(self) -> bool:
         """Whether some of its text came through a pipe, so that it cannot be read again."""
         sources = self.report.get("sources", {})

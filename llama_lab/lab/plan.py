@@ -39,6 +39,8 @@ ON_PURPOSE: dict[str, Difference] = {
 NEVER = (
     "data.corpus",
     "data.encoding",
+    "data.separator",
+    "data.begin_of_text",
     "data.val_fraction",
     "trainer.max_steps",
     "trainer.val_check_interval",

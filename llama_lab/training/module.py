@@ -152,7 +152,7 @@ class LanguageModel(LightningModule):
             require_whole_weights(self.trainer.strategy, f"{flag} {kind}", f"{flag} adamw")
         data, limit = self._datamodule, self.decoder_config.context_length
         require(
-            self.fault != "no_causal_mask" or data is None or not data.document_mask,
+            self.fault != "no_causal_mask" or data is None or not data.config.document_mask,
             "--model.fault no_causal_mask lifts the mask that --data.document_mask true sets: set "
             "one of them to null or false",
         )

@@ -11,7 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from llama_lab.data.notes import warnings_of
+from llama_lab.data.notes import between_documents, warnings_of
 from llama_lab.model.accounting import count_parameters
 from llama_lab.training.averaging import AveragingConfig, averaged_steps
 from llama_lab.training.callbacks import StepMetrics, ValidationRecord, data_of
@@ -131,6 +131,7 @@ def opening(trainer: Trainer, module: LanguageModel) -> list[str]:
     info = data.tokens.info
     kv_heads = config.attention.kv_heads
     total = count_parameters(config).total
+    notes = [*between_documents(data.config, data.tokens), *warnings_of(info.report)]
     budget = trainer.max_steps * data.config.batch_size
     device = trainer.strategy.root_device.type
     warmup = module.schedule_config.warmup_steps
@@ -151,7 +152,7 @@ def opening(trainer: Trainer, module: LanguageModel) -> list[str]:
             else ""
         )
         + f"; {info.report['split']}",
-        *(f"       {name}: {words}" for name, words in warnings_of(info.report)),
+        *(f"       {name}: {words}" for name, words in notes),
         f"work   {trainer.max_steps:,} steps of {data.config.batch_size} x {data.context} tokens = "
         f"{data.passes(budget):.1f} passes over the text; {trainer.world_size} x {device}, "
         f"{trainer.precision}{short}",
