@@ -330,3 +330,16 @@ def test_the_digest_continues_from_plain_integers_in_a_weights_only_checkpoint()
 def test_the_digest_refuses_sequences_without_starts() -> None:
     with pytest.raises(ValueError, match="2 sequences but 1 window starts"):
         digest([1, 2], [8])
+
+
+def test_windows_begin_with_the_begin_of_text_token_and_keep_their_targets() -> None:
+    start = 99
+    tokens = np.array([start, 1, 2, 3, 4, 5, 6, start, 7, 8, 9])
+    inputs, targets = ValidationWindows(11, 3, start).rows(tokens, np.arange(5))
+    plain = ValidationWindows(11, 3).rows(tokens, np.arange(5))
+    np.testing.assert_array_equal(targets, plain[1])
+    # The third window scores the beginning of a document first, and the last one ends short.
+    expected = [[99, 1, 2], [99, 4, 5], [6, 99, 7], [99, 0, 0], [0, 0, 0]]
+    assert inputs[:3].tolist() == expected[:3]
+    assert inputs[3].tolist() == [99, 0, 0]
+    assert (targets[4] == IGNORE).all()

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from llama_lab.data.finding import natural
-from llama_lab.data.readers.records import SourceRequest
+from llama_lab.data.readers.records import Piece, SourceRequest
 from llama_lab.data.readers.streams import zstd_window
-from llama_lab.data.sources import Reading
+from llama_lab.data.sources import Reading, separated
 from llama_lab.errors import UserError
 
 DOCUMENTS = [
@@ -436,3 +436,29 @@ def test_published_bad_records_are_counted_by_kind(test_data: Path) -> None:
     firsts = {kind: bad.first.rpartition(" ")[2] for kind, bad in source.tally.bad.items()}
     assert sorted(map(int, firsts.values())) == [6, 7, 9, 10, 11, 16, 22]
     assert source.tally.empty_documents == 1
+
+
+@pytest.mark.parametrize(
+    ("written", "text"), [("\\n", "\n"), ("\n", "\n"), ("--\\t\\\\", "--\t\\")]
+)
+def test_a_separator_follows_every_document_that_does_not_end_in_it(
+    tmp_path: Path, written: str, text: str
+) -> None:
+    texts = [*DOCUMENTS, f"ends in it{text}", f"{text}begins"]
+    whole = [t if t.endswith(text) else t + text for t in texts]
+    records = tmp_path / "d.jsonl"
+    records.write_bytes(as_jsonl(texts))
+    assert documents(records, separator=written) == whole
+    for number, each in enumerate(texts):
+        (tmp_path / f"{number}.txt").write_bytes(each.encode())
+    files = [tmp_path / f"{number}.txt" for number in range(len(texts))]
+    assert documents(*files, separator=written) == whole
+    assert documents(files[0], separator=written) == texts[:1]  # one running text
+    known = {reading(records).identity, reading(records, separator=written).identity}
+    assert len(known) == 2
+
+
+def test_a_separator_that_lies_over_two_pieces_is_seen() -> None:
+    pieces = [Piece("ab-", False), Piece("-", True), Piece("c-", True), Piece("-", True)]
+    texts = [piece.text for piece in separated(pieces, "--")]
+    assert texts == ["ab-", "-", "c---", "---"]

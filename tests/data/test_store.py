@@ -21,6 +21,7 @@ import pytest
 
 from llama_lab.data import preparation
 from llama_lab.data import store as store_module
+from llama_lab.data.notes import between_documents
 from llama_lab.data.preparation import prepare_store
 from llama_lab.data.readers.records import Piece
 from llama_lab.data.requests import StoreRequest, exact_fraction
@@ -478,8 +479,37 @@ def test_bad_settings_are_refused_before_anything_is_read_or_written(tmp_path: P
         ({"tokenizer": "word"}, "--data.tokenizer"),
         ({"val_fraction": 2.0}, "--data.val_fraction"),
         ({"special_tokens": "parse"}, "--data.special_tokens"),  # char has none
+        ({"begin_of_text": True}, "--data.begin_of_text true"),
+        ({"tokenizer": "bpe", "separator": "; "}, "--data.separator ; "),
+        ({"separator": ""}, "--data.separator ''"),
+        ({"separator": "é", "tokenizer_state": CharTokenizer("a").state()}, "--data.separator é"),
         ({"special_tokens": "parse", "tokenizer_state": CharTokenizer("a").state()}, "--data.sp"),
     ):
         wanted = request(tmp_path, **missing, **settings)
         assert refusal(lambda wanted=wanted: prepare_store(wanted)).startswith(flag)  # type: ignore[misc]
     assert not (tmp_path / "cache").exists()
+
+
+def test_a_separator_would_do_nothing_in_one_running_text(tmp_path: Path) -> None:
+    wanted = request(tmp_path, separator="\\n")
+    message = refusal(lambda: prepare_store(wanted))
+    assert "one running text; set --data.separator null" in message
+
+
+def test_what_stands_between_documents_of_characters_is_said(tmp_path: Path) -> None:
+    records = tmp_path / "d.jsonl"
+    records.write_text("".join(json.dumps({"text": f"text {n}"}) + "\n" for n in range(20)))
+    plain = request(tmp_path, corpus=str(records))
+    parted = dataclasses.replace(plain, separator="\\n")
+    said = {}
+    for wanted in (plain, parted):
+        store = open_store(prepare_store(wanted))
+        said[wanted.separator] = between_documents(wanted, store)
+    ((_, nothing),), ((_, newline),) = said[None], said["\\n"]
+    assert "nothing stands between two documents" in nothing
+    assert "'\\n' follows every document" in newline
+    assert store.tokenizer.decode(store.train).startswith("text 0\ntext 1\n")
+    running = request(tmp_path)
+    assert between_documents(running, open_store(prepare_store(running))) == []
+    bpe = dataclasses.replace(plain, tokenizer="bpe", vocab_size=260)
+    assert between_documents(bpe, open_store(prepare_store(bpe))) == []

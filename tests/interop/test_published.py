@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,61 @@ def test_stories_give_the_published_logits_and_loss(stories, expected, test_data
     assert mean_loss(model, tokens) == pytest.approx(loss, abs=1e-4)
 
 
+@torch.no_grad()
+def test_scoring_follows_the_tokenizers_begin_of_text(
+    stories, test_data, tmp_path, monkeypatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = read(test_data, "tinyshakespeare.txt")[:6000]
+    Path("text.txt").write_text(text)
+    model, length = load_model(stories), 128
+    ids = torch.from_numpy(model.tokenizer.encode(text).astype(np.int64))
+    total = {1: 0.0, None: 0.0}
+    for first in range(0, len(ids), length):
+        chunk = ids[first : first + length]
+        begun = torch.cat([torch.tensor([1]), chunk])[None]
+        total[1] += mean_loss(model, begun) * len(chunk)
+        follow = ids[first : first + length + 1][None]
+        if follow.shape[1] > 1:
+            total[None] += mean_loss(model, follow) * (follow.shape[1] - 1)
+    scored = {1: len(ids), None: len(ids) - 1}
+    score = ["validate", "--ckpt_path", stories, "--data.corpus=text.txt", "--data.val_fraction=1"]
+    for flags, start in (([], 1), (["--data.begin_of_text=false"], None)):
+        capsys.readouterr()
+        run(*score, f"--data.context_length={length}", *flags)
+        values = dict(line.split() for line in capsys.readouterr().out.splitlines())
+        assert int(float(values["val_targets"])) == scored[start]
+        assert float(values["val_loss"]) == pytest.approx(total[start] / scored[start], rel=1e-5)
+
+
+def test_a_fine_tuned_run_has_the_begin_of_text_in_front_of_each_document(
+    stories, tmp_path, monkeypatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    texts = [f"Once upon a time there was a cat, number {n}." for n in range(40)]
+    Path("d.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    short = ["--data.context_length=16", "--trainer.max_steps=2", "--trainer.val_check_interval=2"]
+    start = ["fit", "--model.init_from", stories, "--data.corpus=d.jsonl", *short]
+    run(*start, "--name=auto")
+    assert re.search(r"id 1\)? stands in front of 40 texts", capsys.readouterr().out)
+    run(*start, "--name=none", "--data.begin_of_text=false")
+    receipts = {
+        name: json.loads(Path("logs", name, "run_0", "receipt.json").read_text())
+        for name in ("auto", "none")
+    }
+    begun = receipts["auto"]["store"]["report"]["begin_of_text"]
+    assert (begun["id"], begun["documents"]) == (1, 40)
+    assert "begin_of_text" not in receipts["none"]["store"]["report"]
+    tokens = {n: r["store"]["train"]["tokens"] for n, r in receipts.items()}
+    assert tokens["auto"] - tokens["none"] == receipts["auto"]["store"]["train"]["documents"]
+    run("fit", "--ckpt_path", "logs/auto/run_0", "--trainer.max_steps=3")  # the same store
+    old = Path("logs", "none", "run_0", "checkpoints", "last.ckpt")
+    contents = torch.load(old, weights_only=True)
+    del contents["llama_lab"]["config"]["data"]["begin_of_text"]  # as older versions wrote it
+    torch.save(contents, old)
+    run("fit", "--ckpt_path", old, "--trainer.max_steps=3")
+
+
 @pytest.mark.parametrize("which", ["unconditional", "prompted"])
 def test_stories_are_told_word_for_word(stories, expected, capsys, which) -> None:
     case = expected[which]
@@ -126,6 +182,8 @@ def test_stories_loss_is_the_token_weighted_one_at_every_batch_size(
     Path("text.txt").write_text(text, encoding="utf-8")
     data = ["--data.corpus", "text.txt", "--data.val_fraction", "1", "--data.context_length", "128"]
     capsys.readouterr()
+    # The published figure is of windows that begin with the text's own tokens.
+    data += ["--data.begin_of_text", "false"]
     machine = ["--trainer.accelerator", "cpu", "--data.batch_size", str(batch_size)]
     code = main(["validate", "--ckpt_path", str(stories), *data, *machine])
     said = dict(line.split() for line in capsys.readouterr().out.splitlines())
