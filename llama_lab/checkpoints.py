@@ -93,21 +93,22 @@ def load_file(path: str | Path, *, mmap: bool = False) -> dict[str, Any]:
         raise
     except Exception as error:  # the unpickler fails on foreign bytes in whatever way they lead it
         size = Path(path).stat().st_size if Path(path).is_file() else 0
-        raise UserError(
-            f"--ckpt_path {path}: not a whole checkpoint ({size:,} bytes; cut off, or another kind "
-            "of file); take another one, such as best.ckpt or last.ckpt beside it"
-        ) from error
+        raise _not_whole(path, f"{size:,} bytes; cut off, or another kind of file") from error
     if not isinstance(contents, dict) or not isinstance(contents.get(KEY), dict):
         raise UserError(f"--ckpt_path {path}: not a checkpoint of llama-lab (no `{KEY}` in it)")
     migrated = migrate(contents, path)
     missing = [key for key in ("state_dict", "global_step") if key not in migrated]
     missing += [f"{KEY}.{key}" for key in OWN_KEYS if key not in migrated[KEY]]
     if missing:
-        raise UserError(
-            f"--ckpt_path {path}: not a whole checkpoint (no {', '.join(missing)}); "
-            "take another one, such as best.ckpt or last.ckpt beside it"
-        )
+        raise _not_whole(path, f"no {', '.join(missing)}")
     return migrated
+
+
+def _not_whole(path: str | Path, why: str) -> UserError:
+    return UserError(
+        f"--ckpt_path {path}: not a whole checkpoint ({why}); "
+        "take another one, such as best.ckpt or last.ckpt beside it"
+    )
 
 
 def newest_step(run: Path) -> int:
@@ -140,7 +141,7 @@ def migrate(contents: dict[str, Any], path: str | Path) -> dict[str, Any]:
     """Bring an older file's own part to this version's fields; the one place that knows old ones.
 
     Raises:
-        UserError: The file was written by a newer version.
+        UserError: The file was written by a newer version, or its settings are damaged.
     """
     written = contents[KEY].get("format")
     if written != FORMAT:
@@ -148,8 +149,11 @@ def migrate(contents: dict[str, Any], path: str | Path) -> dict[str, Any]:
             f"--ckpt_path {path}: checkpoint format {written}, this version reads {FORMAT}; "
             "install the version of llama-lab that wrote it"
         )
-    data = contents[KEY].get("config", {}).get("data")
-    if data is not None and "corpus" in data and "begin_of_text" not in data:
+    config = contents[KEY].get("config", {})
+    data = config.get("data", {}) if isinstance(config, dict) else None
+    if not isinstance(data, dict):
+        raise _not_whole(path, "its settings are damaged")
+    if "corpus" in data and "begin_of_text" not in data:
         # A run of before there was the setting: its store was written without that token.
         data["begin_of_text"] = False
     return contents

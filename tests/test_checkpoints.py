@@ -31,8 +31,10 @@ def test_a_record_speaks_of_logical_tensors(tmp_path: Path) -> None:
         (torch.ones(3), "not a checkpoint of llama-lab"),
         ({"state_dict": {}}, "not a checkpoint of llama-lab"),
         (contents(**{KEY: {"format": 99}}), "format 99"),
+        (contents(**{KEY: {"format": 1, "config": [1]}}), "its settings are damaged"),
+        (contents(**{KEY: {"format": 1, "config": {"data": 5}}}), "its settings are damaged"),
     ],
-    ids=["a tensor", "another trainer's", "a newer version's"],
+    ids=["a tensor", "another trainer's", "a newer version's", "a list's", "a number's"],
 )
 def test_foreign_files_are_named_as_such(tmp_path: Path, payload: Any, words: str) -> None:
     torch.save(payload, tmp_path / "a.ckpt")
