@@ -40,10 +40,13 @@ class ReadingConfig:
     on_bad_record: OnBadRecord = "stop"
     """Whether a record without a text stops the run, or is left out and counted (skip)."""
     separator: str | None = None
-    """Text that follows every document which does not end in it, such as a newline (\\n, \\r, \\t
-    and \\\\ are understood); null means none. It needs documents, and a tokenizer that has no token
-    for the end of a text, such as char: documents would follow one another with nothing between
-    them."""
+    """Text that is put behind every document that does not end in it, such as a newline; \\n, \\r,
+    \\t and \\\\ are escapes; null means none. It is for tokenizers without a token that ends a
+    document, such as char."""
+
+    def flag(self, name: str) -> str:
+        """A setting as it is typed."""
+        return f"--data.{name}"
 
     @property
     def separating_text(self) -> str | None:

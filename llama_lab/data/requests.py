@@ -66,10 +66,6 @@ class StoreRequest(TextConfig):
         """Where stores are kept."""
         return Path(self.cache_dir)
 
-    def flag(self, name: str) -> str:
-        """A setting as it is typed."""
-        return f"--data.{name}"
-
 
 def _values(config: Any, kind: type) -> dict[str, Any]:
     """The values of the settings that ``kind`` declares."""

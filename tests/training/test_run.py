@@ -394,10 +394,8 @@ def test_the_python_interface_trains_scores_and_goes_on(lab: Lab) -> None:
         )
 
     config = DecoderConfig(dim=16, n_layers=1, context_length=16)
-    model, data = (
-        LanguageModel(decoder=config),
-        TextDataModule(DataConfig(corpus="text.txt", batch_size=8)),
-    )
+    model = LanguageModel(decoder=config)
+    data = TextDataModule(DataConfig(corpus="text.txt", batch_size=8))
     running = trainer()
     running.fit(model, datamodule=data)
     (scores,) = trainer().validate(model, datamodule=data)

@@ -40,10 +40,6 @@ class SourceRequest(ReadingConfig):
         """The sources, in the order in which they are read."""
         return (self.corpus,) if isinstance(self.corpus, str) else tuple(self.corpus)
 
-    def flag(self, name: str) -> str:
-        """A setting as it is typed."""
-        return f"--data.{name}"
-
     def error(self, place: object, words: str) -> UserError:
         """The refusal of what stands at ``place``."""
         return UserError(f"{self.flag(self.setting)} {place}: {words}")
