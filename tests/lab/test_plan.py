@@ -60,6 +60,7 @@ def test_an_arm_has_the_vocabulary_of_its_text_and_what_its_changes_say() -> Non
         ({"trainer.max_steps": 13}, "give all arms the same"),
         ({"trainer.val_check_interval": 3}, "give all arms the same"),
         ({"data.val_fraction": 0.2}, "give all arms the same"),
+        ({"data.begin_of_text": False}, "give all arms the same"),
         ({"seed_everything": 3}, "which the study decides"),
         ({"name": "x"}, "which the study decides"),
         ({"data.corpus": "-"}, "--data.corpus -: a pipe is read once"),
