@@ -15,6 +15,12 @@ from llama_lab.commands.output import discard_stdout, write_utf8
 from llama_lab.configs import nearest
 from llama_lab.errors import RunError, Stopped, UserError
 from llama_lab.model.settings import SettingError
+from llama_lab.names import (
+    refuse_arguments,
+    refuse_variables,
+    refuse_working_directory,
+    spelt,
+)
 from llama_lab.signals import signals_end_the_command
 
 
@@ -42,6 +48,8 @@ COMMANDS: dict[str, Command] = {
 }
 
 OK, FAILED, USER_ERROR = 0, 1, 2
+# Variables that are settings begin so; Lightning takes those of the second kind for its own.
+SETTINGS = ("LLAMA_LAB_", "PL_")
 
 
 def main(argv: list[str]) -> int:
@@ -49,7 +57,9 @@ def main(argv: list[str]) -> int:
     write_utf8()
     try:
         with signals_end_the_command():
-            refuse_other_than_utf8(argv)
+            refuse_arguments(argv)
+            refuse_variables(os.environ, SETTINGS)
+            refuse_working_directory()
             return dispatch(argv)
     except (UserError, SettingError) as error:
         return _end(error, USER_ERROR)
@@ -80,19 +90,6 @@ def main(argv: list[str]) -> int:
         first = (str(error).splitlines() or ["no memory is left"])[0]
         message = f"{first}; lower --data.batch_size or raise --trainer.accumulate_grad_batches"
         return _end(RunError(message), FAILED)
-
-
-def refuse_other_than_utf8(argv: list[str]) -> None:
-    """Refuse arguments that no receipt, report or checkpoint could hold as text.
-
-    Raises:
-        UserError: One has bytes that are no UTF-8, which Python hands over as lone surrogates.
-    """
-    for before, word in zip(["", *argv], argv, strict=False):
-        if any("\ud800" <= character <= "\udfff" for character in word):
-            flag = f"{before} " if before.startswith("--") and not word.startswith("--") else ""
-            spelt = word.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-            raise UserError(f"{flag}{spelt}: not UTF-8 text; give it, or name the file, in UTF-8")
 
 
 def dispatch(argv: list[str]) -> int:
@@ -140,7 +137,7 @@ def _end(error: BaseException, code: int) -> int:
     if int(os.environ.get("LOCAL_RANK", "0")) > 0 and launched_by_lightning:
         # The first process reports for all; Lightning kills it when a child fails before it.
         return OK
-    text = " ".join(str(error).split()) or "interrupted"
+    text = spelt(" ".join(str(error).split())) or "interrupted"
     # What a file says may be quoted here, and must not steer the terminal.
     text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     label = "" if isinstance(error, Stopped | KeyboardInterrupt) else "error: "

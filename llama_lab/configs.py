@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llama_lab.errors import UserError
+from llama_lab.names import refuse_path
 
 PACKAGE = Path(__file__).resolve().parent
 # A wheel carries the configs inside the package; a checkout keeps them at the top.
@@ -178,7 +179,7 @@ def newest_checkpoint(logs: Path, which: str, name: str | None = None) -> Path:
     The newest run is the one that was started, or resumed, last.
 
     Raises:
-        UserError: There is no run, or the newest has no such checkpoint yet.
+        UserError: There is no run, the newest has no such checkpoint yet, or its path is not UTF-8.
     """
     pattern = f"{name}/run_*" if name else "**/run_*"
     runs = [run for run in logs.glob(pattern) if (run / "checkpoints").is_dir()]
@@ -189,6 +190,7 @@ def newest_checkpoint(logs: Path, which: str, name: str | None = None) -> Path:
             "a checkpoint file"
         )
     newest = max(runs, key=_started)
+    refuse_path(f"--ckpt_path {which}, the newest run", newest)
     found = newest / "checkpoints" / f"{which}.ckpt"
     if not found.is_file():
         raise UserError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import uuid
 from collections.abc import Callable
@@ -56,6 +57,13 @@ def write_atomically(path: Path, content: Content) -> None:
         raise RunError(
             f"cannot write {path} ({reason}); what stood there before is untouched"
         ) from error
+
+
+def json_bytes(content: Any) -> bytes:
+    """A file of JSON as people read it, in UTF-8."""
+    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    # Only a lone surrogate is not UTF-8, and its escape is what JSON has for it.
+    return text.encode("utf-8", "backslashreplace")
 
 
 def umask() -> int:

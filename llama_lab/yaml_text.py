@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from llama_lab.errors import UserError
+from llama_lab.names import is_utf8
 
 _TAG = "tag:yaml.org,2002:"
 _STRING, _MERGE = f"{_TAG}str", f"{_TAG}merge"
@@ -57,7 +58,10 @@ def parse_yaml(text: str, source: str) -> Any:
     Raises:
         UserError: It is no YAML, or a key stands twice in it.
     """
-    loader = _Loader(text)
+    try:
+        loader = _Loader(text)
+    except yaml.YAMLError as error:  # a character that YAML does not allow
+        raise _no_yaml(source, error) from error
     try:
         root = loader.get_single_node()
         if root is None:
@@ -65,9 +69,13 @@ def parse_yaml(text: str, source: str) -> Any:
         _refuse_doubled(root, source)
         return loader.construct_document(root)
     except (yaml.YAMLError, RecursionError) as error:
-        raise UserError(f"{source}: not a YAML file ({' '.join(str(error).split())})") from error
+        raise _no_yaml(source, error) from error
     finally:
         loader.dispose()
+
+
+def _no_yaml(source: str, error: Exception) -> UserError:
+    return UserError(f"{source}: not a YAML file ({' '.join(str(error).split())})")
 
 
 def dump_yaml(content: Any) -> str:
@@ -83,6 +91,17 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE:
                 key.tag = _STRING
+        return node
+
+    def compose_scalar_node(self, anchor: str | None) -> yaml.ScalarNode:
+        """One value. JSON escapes a character as two surrogates; one alone is no text."""
+        node: yaml.ScalarNode = super().compose_scalar_node(anchor)
+        if not is_utf8(node.value):
+            try:
+                node.value = node.value.encode("utf-16", "surrogatepass").decode("utf-16")
+            except UnicodeDecodeError as error:
+                reason = "half of a surrogate pair, which UTF-8 cannot hold"
+                raise yaml.MarkedYAMLError(reason, node.start_mark) from error
         return node
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:

@@ -24,6 +24,7 @@ ORDER = [
     {"parsing"},
     {"checkpoints", "configs", "files", "signals"},
     {"yaml_text"},
+    {"names"},
     {"errors"},
     {"model"},
 ]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import textwrap
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Literal
 
 from llama_lab.commands.describe_tables import in_bytes, in_flops
+from llama_lab.commands.output import print_json
 from llama_lab.configs import find_config
 from llama_lab.errors import UserError
 from llama_lab.parsing import OF_FIT, Flag, Parser, split_flags
@@ -68,7 +68,7 @@ def main(argv: list[str], prog: str) -> int:
     work_alone("llama-lab bench")
     result = bench(options.CONFIG, [f"{flag}={value}" for flag, value in flags], _say)
     if options.format == "json":
-        print(json.dumps(asdict(result), indent=2))
+        print_json(asdict(result))
     else:
         print_table(result)
     sys.stdout.flush()

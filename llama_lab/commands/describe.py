@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from llama_lab.checkpoints import read_record
 from llama_lab.commands.describe_accounts import JSON_NAMES, AccountOptions, account_for
 from llama_lab.commands.describe_tables import print_tables
+from llama_lab.commands.output import print_json
 from llama_lab.configs import find_checkpoint, find_config, find_decoder, logs_folder, read_yaml
 from llama_lab.errors import UserError
 from llama_lab.parsing import Parser
@@ -51,7 +52,7 @@ def main(argv: list[str], prog: str) -> int:
     account = account_for(name, config, at) | {"fault": source.fault}
     account |= probed._asdict() if probed else {}
     if options.format == "json":
-        print(json.dumps(account, indent=2))
+        print_json(account)
     else:
         print_tables(config, account)
     sys.stdout.flush()

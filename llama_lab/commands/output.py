@@ -5,13 +5,25 @@ from __future__ import annotations
 import io
 import os
 import sys
+from typing import Any
+
+from llama_lab.files import json_bytes
+from llama_lab.names import BY_BYTES
 
 
 def write_utf8() -> None:
-    """Make both outputs UTF-8 with plain line feeds, also in the C locale."""
+    """Make both outputs UTF-8 with plain line feeds, also in the C locale.
+
+    A name whose bytes are not UTF-8 is told by its bytes.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(encoding="utf-8", errors="replace", newline="\n")
+            stream.reconfigure(encoding="utf-8", errors=BY_BYTES, newline="\n")
+
+
+def print_json(content: Any) -> None:
+    """Print JSON as people read it; a name that is not UTF-8 comes back whole from a parser."""
+    print(json_bytes(content).decode(), end="")
 
 
 def discard_stdout() -> None:

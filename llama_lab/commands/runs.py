@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from llama_lab.commands.output import print_json
 from llama_lab.configs import logs_folder
 from llama_lab.errors import UserError
 from llama_lab.parsing import Parser
@@ -54,7 +55,7 @@ def main(argv: list[str], prog: str) -> int:
     if options.sort == "best_loss":
         runs.sort(key=lambda run: (run["best_loss"] is None, run["best_loss"]))
     if options.format == "json":
-        print(json.dumps(runs, indent=2, ensure_ascii=False))
+        print_json(runs)
     else:
         print_table(runs, logs)
     return 0

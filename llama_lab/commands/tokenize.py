@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any, Literal
 
+from llama_lab.commands.output import print_json
 from llama_lab.data.config import TextConfig
 from llama_lab.data.notes import between_documents, unseen, warnings_of
 from llama_lab.data.preparation import prepare_store
@@ -51,7 +51,7 @@ def main(argv: list[str], prog: str) -> int:
         raise UserError(OF_FIT.sub(r"--\1", str(error))) from error
     about = summary(store)
     if options.format == "json":
-        print(json.dumps(about, indent=2, ensure_ascii=False))
+        print_json(about)
     else:
         for name, words in rows(about, between_documents(request, store)):
             print(f"{name:<12}{words}".rstrip())

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from llama_lab.errors import UserError
 from llama_lab.files import replace_synced
+from llama_lab.names import spelt
 
 DOWNLOAD_TIMEOUT_SECONDS = 30.0
 
@@ -84,8 +85,11 @@ BUILT_IN: dict[str, Callable[[Path], str]] = {
 
 
 def shown(value: object) -> str:
-    """``value`` as it is typed, or quoted where it would break the line or not be seen."""
-    text = str(value)
+    """``value`` as it is typed, or quoted where it would break the line or not be seen.
+
+    Bytes of a file name that are not UTF-8 are escaped.
+    """
+    text = spelt(str(value))
     return text if text and text.isprintable() else repr(text)
 
 

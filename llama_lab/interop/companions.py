@@ -21,6 +21,7 @@ from llama_lab.checkpoints import (
     TOKENIZER_CONFIG_FILE,
 )
 from llama_lab.data.tokenizer import Tokenizer
+from llama_lab.files import json_bytes
 from llama_lab.interop.values import LARGEST_CONFIG, LARGEST_INDEX, Values, parsed, read_text
 from llama_lab.model.settings import shown
 
@@ -185,4 +186,4 @@ def write_companions(folder: Path, found: Companions) -> None:
 
 
 def _json(content: Mapping[str, Any]) -> str:
-    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    return json_bytes(content).decode("utf-8")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import tempfile
@@ -17,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from llama_lab.errors import RunError, UserError
-from llama_lab.files import umask
+from llama_lab.files import json_bytes, umask
 from llama_lab.interop.layouts import Shape
 from llama_lab.interop.values import LARGEST_INDEX, missing, read_json
 
@@ -193,8 +192,7 @@ def _bytes(shape: Shape) -> int:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON file as people read it."""
-    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-    path.write_text(text, encoding="utf-8", newline="\n")
+    path.write_bytes(json_bytes(content))
 
 
 def _force_to_disk(file: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from llama_lab.errors import Stopped
-from llama_lab.files import write_atomically
+from llama_lab.files import json_bytes, write_atomically
 from llama_lab.model.accounting import count_parameters
 from llama_lab.model.devices import device_function
 from llama_lab.training.callbacks import data_of
@@ -112,8 +112,7 @@ def mark_finished(folder: Path) -> None:
 
 
 def _write_json(path: Path, contents: dict[str, Any]) -> None:
-    text = json.dumps(contents, indent=2, ensure_ascii=False) + "\n"
-    write_atomically(path, text.encode())
+    write_atomically(path, json_bytes(contents))
 
 
 def describe_device(device: torch.device, precision: str) -> dict[str, Any]:
