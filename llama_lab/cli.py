@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from llama_lab import __version__
-from llama_lab.commands.output import discard_stdout, write_utf8
+from llama_lab.commands.output import discard_stdout, one_line, write_utf8
 from llama_lab.configs import nearest
 from llama_lab.errors import RunError, Stopped, UserError
 from llama_lab.model.settings import SettingError
@@ -19,7 +19,6 @@ from llama_lab.names import (
     refuse_arguments,
     refuse_variables,
     refuse_working_directory,
-    spelt,
 )
 from llama_lab.signals import signals_end_the_command
 
@@ -137,9 +136,7 @@ def _end(error: BaseException, code: int) -> int:
     if int(os.environ.get("LOCAL_RANK", "0")) > 0 and launched_by_lightning:
         # The first process reports for all; Lightning kills it when a child fails before it.
         return OK
-    text = spelt(" ".join(str(error).split())) or "interrupted"
-    # What a file says may be quoted here, and must not steer the terminal.
-    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    text = one_line(error) or "interrupted"
     label = "" if isinstance(error, Stopped | KeyboardInterrupt) else "error: "
     print(f"llama-lab: {label}{text}", file=sys.stderr, flush=True)
     return code

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -45,6 +45,31 @@ def signals_end_the_command() -> Iterator[None]:
     finally:
         for signum, handler in previous.items():
             signal.signal(signum, handler)
+
+
+@contextmanager
+def interrupt_is_noted() -> Iterator[Callable[[], bool]]:
+    """Within, the first Ctrl-C is only noted, and the next one ends the command.
+
+    Yields:
+        Whether there was one.
+    """
+    noted = False
+
+    def note(signum: int, frame: FrameType | None) -> None:
+        nonlocal noted
+        if noted:
+            raise stopped_by(signum)
+        noted = True
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    previous = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: noted
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 def stopped_by(signum: int, more: str = "") -> Stopped:

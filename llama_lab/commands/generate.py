@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from llama_lab.configs import find_checkpoint, logs_folder, newest_checkpoint
 from llama_lab.errors import UserError
@@ -38,6 +36,8 @@ def main(argv: list[str], prog: str) -> int:
     _check(options)
     own = _own_sampling(options)
     # torch takes seconds to import, and neither --help nor a misspelt flag needs it.
+    from llama_lab.commands.interactive import Loop
+    from llama_lab.commands.turns import ask_in_chat, ask_plainly, say, say_if_cut, write_turn
     from llama_lab.generation.generate import load_model
     from llama_lab.generation.sampling import SamplingConfig
 
@@ -45,22 +45,25 @@ def main(argv: list[str], prog: str) -> int:
     device = _device(options.accelerator)
     path = _checkpoint(options.ckpt_path)
     model = load_model(path, device)
-    asked = _asked(options, model, path)  # refused before a word is said
+    if options.interactive:
+        asked = None
+    elif options.chat:
+        asked = ask_in_chat(model, path, [{"role": "user", "content": options.prompt}], options)
+    else:
+        asked = ask_plainly(model, options.prompt, options)  # refused before a word is said
     if options.sampling == "folder":
         sampling = _of_folder(model, path)
     fault = f", with --model.fault {model.fault}" if model.fault else ""
-    _say(f"{path}, step {model.step}, on {device}{fault}")
-    context = model.decoder.config.context_length
-    if len(asked.ids) > context:
-        _say(
-            f"--prompt has {len(asked.ids):,} tokens and the model's context {context:,}: it sees "
-            f"the last {context:,} only"
-        )
+    say(f"{path}, step {model.step}, on {device}{fault}")
+    if asked is None:
+        Loop(model, path, sampling, options).run()
+        return 0
+    say_if_cut(model, asked, "--prompt")
     for number in range(options.num_samples):
         seed = options.seed + number
         if options.num_samples > 1:
-            _say(f"--- sample {number + 1} of {options.num_samples}, --seed {seed}")
-        _write_sample(model, asked, sampling, options, seed=seed)
+            say(f"--- sample {number + 1} of {options.num_samples}, --seed {seed}")
+        write_turn(model, asked, sampling, options, seed=seed)
     return 0
 
 
@@ -79,6 +82,13 @@ def build_parser(prog: str) -> Parser:
         type=str,
         default=None,
         help="Text to continue; none or an empty one starts a new text.",
+    )
+    parser.add_argument(
+        "--interactive",
+        type=bool,
+        default=False,
+        help="Read prompts from standard input, a line each, and write what follows each one; "
+        "with --chat true the lines are the user's turns of one conversation.",
     )
     parser.add_argument(
         "--max_new_tokens", type=int, default=300, help="The most tokens to add to the prompt."
@@ -131,7 +141,8 @@ def build_parser(prog: str) -> Parser:
         "--seed",
         type=int,
         default=0,
-        help="Seed of the draws, alike on every device; sample i takes SEED + i, from i = 0.",
+        help="Seed of the draws, alike on every device; sample or turn i takes SEED + i, from "
+        "i = 0.",
     )
     parser.add_argument("--num_samples", type=int, default=1, help="How many texts to write.")
     parser.add_argument(
@@ -149,6 +160,15 @@ def _check(options: Namespace) -> None:
         raise UserError(f"--max_new_tokens {options.max_new_tokens}: must be 1 or more")
     if options.num_samples < 1:
         raise UserError(f"--num_samples {options.num_samples}: must be 1 or more")
+    if options.interactive and options.num_samples > 1:
+        raise UserError(
+            f"--num_samples {options.num_samples} would do nothing: --interactive true writes one "
+            "text a line; leave it out, or set --interactive false"
+        )
+    if options.chat and not options.interactive and not options.prompt:
+        raise UserError(
+            "--chat true needs a user's turn: give it with --prompt, or set --interactive true"
+        )
     if not 0 <= options.seed < 2**63 - options.num_samples:
         raise UserError(f"--seed {options.seed}: must be 0 or more and fit into 63 bits")
 
@@ -165,55 +185,15 @@ def _own_sampling(options: Namespace) -> dict[str, Any]:
     return own
 
 
-class Asked(NamedTuple):
-    """What the model continues.
-
-    Attributes:
-        ids: Its ids.
-        text: What is written in front of the continuation.
-    """
-
-    ids: list[int]
-    text: str
-
-
-def _asked(options: Namespace, model: LoadedModel, path: Path) -> Asked:
-    """The prompt as ids: as it is, or as a turn of a chat."""
-    from llama_lab.generation.folder_files import render_chat
-    from llama_lab.generation.generate import parsed_ids, prompt_ids, refuse_idle_parsing
-
-    prompt = options.prompt
-    if not options.chat:
-        asked = Asked(*prompt_ids(model.tokenizer, prompt, options.special_tokens))
-        spelt = [name for name in model.tokenizer.special_names.values() if name in (prompt or "")]
-        if spelt and options.special_tokens == "text":
-            _say(
-                f"the prompt spells {', '.join(spelt)}, taken as text; --special_tokens parse "
-                "takes it as the token"
-            )
-        return asked
-    if not prompt:
-        raise UserError("--chat true needs a user's turn: give it with --prompt")
-    text = render_chat(model.folder, path, [{"role": "user", "content": prompt}])
-    refuse_idle_parsing(model.tokenizer, options.special_tokens)
-    if not text:
-        raise UserError(f"--chat true: the chat template of {path} makes an empty text of a turn")
-    try:
-        if model.tokenizer.parses_special:
-            return Asked(parsed_ids(model.tokenizer, text), "")
-        return Asked([int(i) for i in model.tokenizer.encode(text)], "")
-    except UserError as error:
-        raise UserError(f"--chat true: {error}") from error
-
-
 def _of_folder(model: LoadedModel, path: Path) -> SamplingConfig:
+    from llama_lab.commands.turns import say
     from llama_lab.generation.folder_files import sampling_of_folder
 
     sampling, unknown = sampling_of_folder(model.folder, path)
     values = dataclasses.asdict(sampling).items()
     said = ", ".join(f"{name} {value}" for name, value in values if value is not None)
     without = f"; without {', '.join(unknown)}, which this version does not know" if unknown else ""
-    _say(f"sampling of the folder: {said}{without}")
+    say(f"sampling of the folder: {said}{without}")
     return sampling
 
 
@@ -232,36 +212,3 @@ def _device(accelerator: str) -> str:
             f"--accelerator {accelerator}: there is none on this machine; use {' or '.join(usable)}"
         )
     return best if accelerator == "auto" else accelerator
-
-
-def _write_sample(
-    model: LoadedModel, asked: Asked, sampling: SamplingConfig, options: Namespace, *, seed: int
-) -> None:
-    from llama_lab.generation.generate import stream_ids
-
-    started, parts = time.perf_counter(), 0
-    sys.stdout.write(asked.text)
-    sys.stdout.flush()
-    for text in stream_ids(
-        model.decoder,
-        model.tokenizer,
-        asked.ids,
-        at_start=not asked.text,
-        max_new_tokens=options.max_new_tokens,
-        sampling=sampling,
-        seed=seed,
-        shows_special=options.show_special_tokens,
-    ):
-        sys.stdout.write(text)
-        sys.stdout.flush()
-        parts += 1
-    sys.stdout.write("\n")
-    sys.stdout.flush()
-    # A time in a log would make two equal calls differ, so it is for people at a terminal only.
-    if sys.stderr.isatty():
-        tokens, seconds = parts - 1, time.perf_counter() - started  # the rest is no token
-        _say(f"{tokens} tokens, {tokens / seconds:.0f} tokens/s")
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

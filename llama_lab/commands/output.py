@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from llama_lab.files import json_bytes
-from llama_lab.names import BY_BYTES
+from llama_lab.names import BY_BYTES, spelt
 
 
 def write_utf8() -> None:
@@ -19,6 +19,12 @@ def write_utf8() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors=BY_BYTES, newline="\n")
+
+
+def one_line(error: BaseException) -> str:
+    """A message as one line that cannot steer a terminal, though it may quote what a file says."""
+    text = spelt(" ".join(str(error).split()))
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def print_json(content: Any) -> None:

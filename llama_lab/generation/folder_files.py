@@ -112,14 +112,9 @@ def render_chat(
     import jinja2
 
     where = f"--chat true: the chat template of {path}"
-    template = _template(folder)
-    if template is None:
-        raise UserError(
-            f"--chat true: {path} came with no chat template; set --chat false and write "
-            "the markup into --prompt, with --special_tokens parse"
-        )
+    refuse_without_template(folder, path)
     try:
-        compiled = _environment().from_string(template)
+        compiled = _environment().from_string(_template(folder))
         return compiled.render(
             messages=messages,
             tools=None,
@@ -132,6 +127,19 @@ def render_chat(
     except Exception as error:  # a template's code may raise whatever Python's may
         reason = " ".join(str(error).split())
         raise UserError(f"{where} refuses this conversation ({reason})") from error
+
+
+def refuse_without_template(folder: Mapping[str, Any] | None, path: Path) -> None:
+    """Refuse a chat with a model that came without a chat template.
+
+    Raises:
+        UserError: The checkpoint has none.
+    """
+    if _template(folder) is None:
+        raise UserError(
+            f"--chat true: {path} came with no chat template; set --chat false and write "
+            "the markup into --prompt, with --special_tokens parse"
+        )
 
 
 def _template(folder: Mapping[str, Any] | None) -> str | None:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import codecs
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -121,7 +121,11 @@ def _evaluating(decoder: Decoder) -> Iterator[None]:
 
 
 def prompt_ids(
-    tokenizer: Tokenizer, prompt: str | None, special: SpecialTokens = "text"
+    tokenizer: Tokenizer,
+    prompt: str | None,
+    special: SpecialTokens = "text",
+    *,
+    named: str = "--prompt",
 ) -> tuple[list[int], str]:
     """The ids to condition on, and the text to print before the continuation.
 
@@ -133,6 +137,7 @@ def prompt_ids(
         tokenizer: The model's.
         prompt: The text.
         special: What the spelling of a special token is: ``text``, or the token (``parse``).
+        named: What messages call the prompt.
 
     Raises:
         UserError: The prompt has characters that the tokenizer does not know, or the tokenizer no
@@ -147,7 +152,7 @@ def prompt_ids(
             return [*start, *parsed_ids(tokenizer, prompt)], prompt
         return [*start, *(int(i) for i in tokenizer.encode(prompt))], prompt
     except UserError as error:  # UnknownCharacters, or half of a surrogate pair
-        raise UserError(f"--prompt: {error}") from error
+        raise UserError(f"{named}: {error}") from error
 
 
 def refuse_idle_parsing(tokenizer: Tokenizer, special: SpecialTokens) -> None:
@@ -216,6 +221,18 @@ class TextStream:
         return self._utf8.decode(b"", final=True)
 
 
+class Piece(NamedTuple):
+    """What one id adds to a text.
+
+    Attributes:
+        text: The characters that it completes, maybe none.
+        id: The id; None for what is left at the end of the text.
+    """
+
+    text: str
+    id: int | None
+
+
 def stream_ids(
     decoder: Decoder,
     tokenizer: Tokenizer,
@@ -226,8 +243,9 @@ def stream_ids(
     sampling: SamplingConfig,
     seed: int,
     shows_special: bool = False,
-) -> Iterator[str]:
-    """Yield one string, maybe empty, for each id behind ``ids``, then what is left.
+    stopped: Callable[[], bool] = lambda: False,
+) -> Iterator[Piece]:
+    """Yield a piece of text for each id behind ``ids``, then what is left.
 
     The end of a text ends it, where the tokenizer has such ids. Draws come from a CPU generator of
     its own, seeded with ``seed``; no global random state is touched.
@@ -241,6 +259,7 @@ def stream_ids(
         sampling: How an id is chosen.
         seed: Of the draws.
         shows_special: Whether special tokens appear by their names, the last one too.
+        stopped: Asked behind each id: whether the text ends here.
     """
     stream = TextStream(tokenizer, at_start=at_start, shows_special=shows_special)
     for chosen in generate(
@@ -254,8 +273,10 @@ def stream_ids(
         banned=tokenizer.never_sampled,
         yields_stop=shows_special,
     ):
-        yield stream.push(chosen)
-    yield stream.finish()
+        yield Piece(stream.push(chosen), chosen)
+        if stopped():
+            break
+    yield Piece(stream.finish(), None)
 
 
 def sample_text(
@@ -282,7 +303,7 @@ def sample_text(
         sampling=sampling,
         seed=seed,
     )
-    return text + "".join(continuation)
+    return text + "".join(piece.text for piece in continuation)
 
 
 @dataclass(frozen=True)
