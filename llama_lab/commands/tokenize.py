@@ -121,7 +121,8 @@ def rows(about: Mapping[str, Any], between: Notes) -> Notes:
 
 
 def _size_words(sizes: Mapping[str, Any]) -> str:
-    documents = "" if sizes["documents"] is None else f"{sizes['documents']:,} documents, "
+    count = sizes["documents"]
+    documents = "" if count is None else f"{count:,} document{'s' * (count != 1)}, "
     ratio = sizes["bytes_per_token"]
     per_token = "" if ratio is None else f", {ratio:.3f} bytes a token"
     return (
