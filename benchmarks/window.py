@@ -25,7 +25,7 @@ import torch
 from llama_lab.model.attention import Attention
 from llama_lab.model.cache import DecoderCache
 from llama_lab.model.decoder import DecoderConfig
-from llama_lab.model.places import Position, Sight
+from llama_lab.model.masks import Position, Sight
 
 DIM, N_HEADS, N_KV_HEADS, WINDOW = 256, 4, 2, 256
 LENGTHS = (512, 1024, 2048, 4096, 8192)

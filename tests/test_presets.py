@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from llama_lab.configs import SHIPPED, read_yaml
-from llama_lab.model.accounting import count_parameters
+from llama_lab.inspect.accounting import count_parameters
 from llama_lab.model.decoder import DecoderConfig
 
 COUNTS = {

@@ -21,7 +21,7 @@ from llama_lab.parsing import Parser
 if TYPE_CHECKING:
     from jsonargparse import Namespace
 
-    from llama_lab.model.causality import Causality
+    from llama_lab.inspect.causality import Causality
     from llama_lab.model.decoder import DecoderConfig
 
 DESCRIPTION = (
@@ -195,7 +195,7 @@ def _probe(name: str, source: Source, config: DecoderConfig) -> Causality:
     if not source.has_weights:
         raise UserError(f"--probe true: {name} is a config, without weights; give a checkpoint")
     from llama_lab.generation.generate import load_model
-    from llama_lab.model.causality import probe_causality
+    from llama_lab.inspect.causality import probe_causality
 
     decoder = load_model(source.path).decoder
     if decoder.config != config:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from llama_lab.errors import UserError
 
 if TYPE_CHECKING:
-    from llama_lab.model.accounting import CacheBytes
+    from llama_lab.inspect.accounting import CacheBytes
     from llama_lab.model.decoder import DecoderConfig
 
 JSON_NAMES = (
@@ -100,8 +100,8 @@ def account_for(name: str, config: DecoderConfig, options: AccountOptions) -> di
     Raises:
         UserError: The context is one that the decoder cannot reach over.
     """
-    from llama_lab.model.accounting import flops_per_token, on_meta, parameters_of
-    from llama_lab.model.memory import PRECISIONS
+    from llama_lab.inspect.accounting import flops_per_token, on_meta, parameters_of
+    from llama_lab.inspect.memory import PRECISIONS
 
     context = config.context_length if options.context is None else options.context
     _check_reach(config, context)
@@ -162,7 +162,7 @@ def _kv_heads(config: DecoderConfig) -> Iterable[tuple[str, int]]:
 def _caches(config: DecoderConfig, context: int, options: AccountOptions) -> dict[str, CacheBytes]:
     import torch
 
-    from llama_lab.model.accounting import cache_bytes
+    from llama_lab.inspect.accounting import cache_bytes
 
     dtype = {"16": torch.bfloat16, "32": torch.float32}[options.cache_precision]
     return {
@@ -178,7 +178,7 @@ def _caches(config: DecoderConfig, context: int, options: AccountOptions) -> dic
 def _training_memory(
     config: DecoderConfig, context: int, options: AccountOptions
 ) -> dict[str, dict[str, Any]]:
-    from llama_lab.model.memory import PRECISIONS, training_memory
+    from llama_lab.inspect.memory import PRECISIONS, training_memory
 
     batch_size, optimizer = options.batch_size, options.optimizer or "adamw"
     averages = options.averaging not in (None, "none")

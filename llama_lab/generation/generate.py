@@ -21,9 +21,9 @@ from llama_lab.data.tokenizer import SpecialTokens, refuse_surrogates
 from llama_lab.data.tokenizers import Tokenizer, tokenizer_from_state
 from llama_lab.errors import UserError
 from llama_lab.generation.sampling import SamplingConfig, choose
+from llama_lab.inspect.faults import FaultKind, plant_fault
 from llama_lab.model.cache import DecoderCache
 from llama_lab.model.decoder import Decoder, DecoderConfig
-from llama_lab.model.faults import FaultKind, plant_fault
 
 
 def generate(

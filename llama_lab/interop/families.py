@@ -34,7 +34,7 @@ from llama_lab.interop.entries import (
     Written,
 )
 from llama_lab.interop.parts import Parts
-from llama_lab.interop.rope import Rope
+from llama_lab.interop.rope_entries import Rope
 from llama_lab.interop.values import LARGEST_COUNT, Values
 
 

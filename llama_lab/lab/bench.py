@@ -15,16 +15,16 @@ from typing import Any, NamedTuple
 import torch
 
 from llama_lab.data.datamodule import DEVICE_TOKENS
+from llama_lab.inspect.accounting import count_parameters, decoding_bytes
+from llama_lab.inspect.ceilings import matmul_ceiling, memory_bandwidth, product_dtype
+from llama_lab.inspect.memory import PRECISIONS, training_memory
 from llama_lab.lab.limits import Phase, Step, limit_of
 from llama_lab.lab.part_run import computing_on
 from llama_lab.lab.step_bench import SLOW_STEP, BenchCLI
 from llama_lab.lab.timing import time_decoding
-from llama_lab.model.accounting import count_parameters, decoding_bytes
 from llama_lab.model.decoder import Decoder
 from llama_lab.model.devices import multiplies
-from llama_lab.model.memory import PRECISIONS, training_memory
 from llama_lab.training.callbacks import data_of
-from llama_lab.training.ceilings import matmul_ceiling, memory_bandwidth, product_dtype
 from llama_lab.training.compiling import missing_compiler
 from llama_lab.training.receipts import describe_device, versions
 

@@ -13,9 +13,9 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
+from llama_lab.inspect.memory import PRECISIONS, Precision
 from llama_lab.lab.part_study import Sizes
 from llama_lab.model.initialise import seeded_generator
-from llama_lab.model.memory import PRECISIONS, Precision
 
 Outputs = Tensor | tuple[Tensor, ...]
 Module = TypeVar("Module", bound=nn.Module)

@@ -12,12 +12,12 @@ from typing import Any, get_args
 
 from llama_lab.configs import check_run_name, find_study, nearest, read_yaml
 from llama_lab.errors import UserError
+from llama_lab.inspect.memory import Precision
 from llama_lab.lab.statistics import FEWEST_TURNS
 from llama_lab.lab.study import choice, is_whole, one_text, refuse_unknown, require
 from llama_lab.model.attention import AttentionConfig
 from llama_lab.model.config import DecoderConfig
 from llama_lab.model.feed_forward import FeedForwardConfig
-from llama_lab.model.memory import Precision
 from llama_lab.model.settings import SettingError
 
 EVERY = "all"

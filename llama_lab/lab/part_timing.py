@@ -21,13 +21,13 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from llama_lab.errors import RunError
+from llama_lab.inspect.memory import PRECISIONS
 from llama_lab.lab.part_bench import Bench, Pair, Skipped, Writing
 from llama_lab.lab.part_study import PartStudy
 from llama_lab.lab.parts import PARTS
 from llama_lab.lab.statistics import median_interval
 from llama_lab.model.devices import synchronise
 from llama_lab.model.initialise import seeded_generator
-from llama_lab.model.memory import PRECISIONS
 
 Outcome = Literal["faster", "slower", "undecided", "skipped"]
 

@@ -17,17 +17,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from llama_lab.inspect.memory import PRECISIONS
 from llama_lab.lab.part_bench import Bench, Pair, Part, Skipped, Writing
 from llama_lab.model.attention import Attention
 from llama_lab.model.decoder import Decoder
 from llama_lab.model.feed_forward import GatedFeedForward, PlainFeedForward
 from llama_lab.model.initialise import initialise, seeded_generator
 from llama_lab.model.loss import ChunkedLoss, next_token_loss
-from llama_lab.model.memory import PRECISIONS
+from llama_lab.model.masks import Places, Sight
 from llama_lab.model.norms import LayerNorm, RMSNorm
-from llama_lab.model.places import Places, Sight
 from llama_lab.model.positions import LearnedPosition
-from llama_lab.model.rope import HalfPairs, InterleavedPairs, RopePairing, RotaryPosition
+from llama_lab.model.rope.rotation import HalfPairs, InterleavedPairs, RopePairing, RotaryPosition
 from llama_lab.training.compiling import Work, compile_regions, missing_compiler, try_out
 from llama_lab.training.optimizers import OptimizerConfig, build_optimizer, parameter_groups
 

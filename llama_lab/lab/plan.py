@@ -17,8 +17,8 @@ from llama_lab.configs import find_config
 from llama_lab.data.preparation import prepare_store
 from llama_lab.data.store import TokenStore, open_store
 from llama_lab.errors import UserError
+from llama_lab.inspect.accounting import cache_bytes, flops_per_token, on_meta, parameters_of
 from llama_lab.lab.study import Arm, Changes, Difference, Match, Study, nested
-from llama_lab.model.accounting import cache_bytes, flops_per_token, on_meta, parameters_of
 from llama_lab.model.decoder import DecoderConfig
 from llama_lab.model.settings import SettingError
 from llama_lab.training.arguments import flatten

@@ -10,8 +10,8 @@ from typing import Any
 
 from llama_lab.data.batches import OrderDigest, TrainingWindows
 from llama_lab.errors import RunError
+from llama_lab.inspect.accounting import on_meta, part_of
 from llama_lab.lab.plan import PlannedArm
-from llama_lab.model.accounting import on_meta, part_of
 from llama_lab.model.decoder import Decoder
 
 Receipt = Mapping[str, Any]

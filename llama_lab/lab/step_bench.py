@@ -14,8 +14,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.profilers import Profiler
 
 from llama_lab.errors import UserError
+from llama_lab.inspect.peak_memory import PeakMemory
 from llama_lab.lab.limits import PHASES, Phase
-from llama_lab.lab.peak import PeakMemory
 from llama_lab.model.devices import answers_at_once, device_function, synchronise
 from llama_lab.training.progress import RunProgress
 from llama_lab.training.receipts import Receipt

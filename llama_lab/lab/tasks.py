@@ -20,12 +20,12 @@ from llama_lab.errors import UserError
 from llama_lab.files import write_atomically
 from llama_lab.generation.generate import load_model, sample_text
 from llama_lab.generation.sampling import SamplingConfig
+from llama_lab.inspect.accounting import cache_bytes
+from llama_lab.inspect.causality import probe_causality
+from llama_lab.inspect.peak_memory import PeakMemory
 from llama_lab.lab.passages import longest_shared
-from llama_lab.lab.peak import PeakMemory
 from llama_lab.lab.study import nested
 from llama_lab.lab.timing import time_decoding, time_step
-from llama_lab.model.accounting import cache_bytes
-from llama_lab.model.causality import probe_causality
 from llama_lab.model.decoder import Decoder
 from llama_lab.model.settings import SettingError
 from llama_lab.training.callbacks import SAMPLE_TOKENS

@@ -18,8 +18,8 @@ from torch.nn.attention.flex_attention import BlockMask
 from llama_lab.model import flex
 from llama_lab.model.init_schemes import Starting
 from llama_lab.model.layer_cache import LayerCache
+from llama_lab.model.masks import Places
 from llama_lab.model.norms import NormConfig, build_norm
-from llama_lab.model.places import Places
 from llama_lab.model.settings import (
     nearest_multiple,
     refuse_idle,

@@ -13,8 +13,8 @@ from llama_lab.model.attention import build_attention
 from llama_lab.model.config import DecoderConfig
 from llama_lab.model.feed_forward import build_feed_forward
 from llama_lab.model.layer_cache import LayerCache
+from llama_lab.model.masks import Places
 from llama_lab.model.norms import NormPlacement, build_norm
-from llama_lab.model.places import Places
 
 
 class Block(nn.Module):

@@ -12,8 +12,8 @@ from llama_lab.model.init_schemes import InitConfig
 from llama_lab.model.layers import LayerKind
 from llama_lab.model.norms import NormConfig
 from llama_lab.model.positions import PositionConfig, check_rope_width
-from llama_lab.model.rope import rotated_width
-from llama_lab.model.rope_scaling import check_rope_scaling
+from llama_lab.model.rope.rotation import rotated_width
+from llama_lab.model.rope.scaling import check_rope_scaling
 from llama_lab.model.settings import (
     from_mapping,
     refuse_idle,

@@ -17,8 +17,8 @@ from llama_lab.model.config import layer_kinds
 from llama_lab.model.flex import serves_heads
 from llama_lab.model.init_schemes import Starting
 from llama_lab.model.loss import next_token_loss
+from llama_lab.model.masks import Documents
 from llama_lab.model.norms import build_norm
-from llama_lab.model.places import Documents
 from llama_lab.model.positions import LayerPositions, Sizes, build_position
 from llama_lab.model.settings import require
 from llama_lab.model.softcap import softcap

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from llama_lab.model.layers import LayerKind
-from llama_lab.model.places import (
+from llama_lab.model.masks import (
     BiasedSight,
     Documents,
     Places,
@@ -25,13 +25,13 @@ from llama_lab.model.places import (
     distances,
     wave_frequencies,
 )
-from llama_lab.model.rope import (
+from llama_lab.model.rope.rotation import (
     PartialRotaryPosition,
     RopePairing,
     RotaryPosition,
     rotated_width,
 )
-from llama_lab.model.rope_scaling import RopeScaling, RopeScalingConfig, build_rope_scaling
+from llama_lab.model.rope.scaling import RopeScaling, RopeScalingConfig, build_rope_scaling
 from llama_lab.model.settings import (
     is_number,
     nearest_multiple,

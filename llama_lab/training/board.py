@@ -10,7 +10,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from llama_lab.errors import Stopped
-from llama_lab.model.accounting import count_parameters
+from llama_lab.inspect.accounting import count_parameters
 from llama_lab.training import diagnostics
 from llama_lab.training.arguments import flatten
 from llama_lab.training.callbacks import data_of

@@ -14,9 +14,9 @@ from llama_lab.data.datamodule import TextDataModule
 from llama_lab.data.loading import Batch
 from llama_lab.generation.generate import sample_text
 from llama_lab.generation.sampling import SamplingConfig
-from llama_lab.model.accounting import flops_per_token
+from llama_lab.inspect.accounting import flops_per_token
+from llama_lab.inspect.ceilings import product_dtype, run_ceiling
 from llama_lab.model.devices import answers_at_once
-from llama_lab.training.ceilings import product_dtype, run_ceiling
 from llama_lab.training.compiling import Work, settle
 from llama_lab.training.events import RunEvents
 from llama_lab.training.module import LanguageModel

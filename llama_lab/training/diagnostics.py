@@ -10,7 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
 from llama_lab.data.loading import Batch
-from llama_lab.model.activity import LayerActivity, has_relu, observe
+from llama_lab.inspect.activity import LayerActivity, has_relu, observe
 from llama_lab.model.block import Block
 from llama_lab.model.decoder import DecoderConfig
 from llama_lab.training.events import INITIAL_GRADIENT_NORM, Charts, RunEvents

@@ -19,9 +19,9 @@ from llama_lab.data.datamodule import TextDataModule
 from llama_lab.data.loading import Batch
 from llama_lab.data.tokenizers import Tokenizer, tokenizer_from_state
 from llama_lab.errors import UserError
+from llama_lab.inspect.faults import FaultKind, check_fault, plant_fault
 from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.model.devices import holds_float64
-from llama_lab.model.faults import FaultKind, check_fault, plant_fault
 from llama_lab.model.initialise import initialise
 from llama_lab.model.settings import require
 from llama_lab.training.averaging import AveragingConfig

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from llama_lab.data.notes import between_documents, warnings_of
-from llama_lab.model.accounting import count_parameters
+from llama_lab.inspect.accounting import count_parameters
 from llama_lab.training.averaging import AveragingConfig, averaged_steps
 from llama_lab.training.callbacks import StepMetrics, ValidationRecord, data_of
 from llama_lab.training.module import LanguageModel

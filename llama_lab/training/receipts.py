@@ -16,7 +16,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from llama_lab.errors import Stopped
 from llama_lab.files import json_bytes, write_atomically
-from llama_lab.model.accounting import count_parameters
+from llama_lab.inspect.accounting import count_parameters
 from llama_lab.model.devices import device_function
 from llama_lab.training.callbacks import data_of
 from llama_lab.training.events import RunEvents

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from llama_lab.data.batches import OrderDigest
-from llama_lab.model.accounting import part_of
+from llama_lab.inspect.accounting import part_of
 from llama_lab.model.devices import holds_float64
 
 

@@ -10,8 +10,8 @@ import pytest
 from llama_lab.cli import main as entry
 from llama_lab.commands.describe import build_parser
 from llama_lab.commands.describe_accounts import AccountOptions, parse_bytes
+from llama_lab.inspect.memory import OPTIMIZER_STATES, PRECISIONS, activation_bytes
 from llama_lab.model.decoder import DecoderConfig
-from llama_lab.model.memory import OPTIMIZER_STATES, PRECISIONS, activation_bytes
 from llama_lab.training.averaging import AveragingKind
 from llama_lab.training.optimizers import OPTIMIZERS
 from tests.commands.conftest import describe, described, refusal

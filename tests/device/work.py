@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llama_lab.model.activity import observe
-from llama_lab.model.causality import probe_causality
+from llama_lab.inspect.activity import observe
+from llama_lab.inspect.causality import probe_causality
+from llama_lab.inspect.faults import FAULTS, plant_fault
 from llama_lab.model.decoder import Decoder
 from llama_lab.model.devices import best_device
-from llama_lab.model.faults import FAULTS, plant_fault
 from llama_lab.training.module import TokenLoss
 from llama_lab.training.optimizers import OptimizerConfig, build_optimizer
 from llama_lab.training.state import LossMeter

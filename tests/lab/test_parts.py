@@ -19,13 +19,13 @@ pytest.importorskip("plotly", reason="the report of a study needs the extra `lab
 from llama_lab.cli import main
 from llama_lab.configs import SHIPPED, read_yaml
 from llama_lab.errors import RunError, UserError
+from llama_lab.inspect.memory import Precision
 from llama_lab.lab.part_bench import Bench, Pair, Part, Skipped, Writing
 from llama_lab.lab.part_report import HEADER
 from llama_lab.lab.part_run import run_parts
 from llama_lab.lab.part_study import PartStudy, Sizes, parse_part_study, read_part_study
 from llama_lab.lab.part_timing import PartResult, Runner, check_equal, time_part
 from llama_lab.lab.parts import PARTS
-from llama_lab.model.memory import Precision
 from tests.lab.browser import Browser
 
 TINY = {

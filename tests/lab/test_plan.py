@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from llama_lab.errors import UserError
+from llama_lab.inspect.accounting import count_parameters, flops_per_token, on_meta
 from llama_lab.lab.plan import PlannedArm, Resolver, differences, plan_study
 from llama_lab.lab.study import parse_study
-from llama_lab.model.accounting import count_parameters, flops_per_token, on_meta
 from tests.training.conftest import TEXT
 
 TINY: dict[str, Any] = {

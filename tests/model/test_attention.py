@@ -15,9 +15,9 @@ from llama_lab.model.attention import (
     ScoredAttention,
     build_attention,
 )
+from llama_lab.model.masks import Position, Sight
 from llama_lab.model.norms import NORMS, NormConfig, NormKind, build_norm
-from llama_lab.model.places import Position, Sight
-from llama_lab.model.rope import RotaryPosition
+from llama_lab.model.rope.rotation import RotaryPosition
 from tests.model.conftest import assert_rounded
 
 CPU = torch.device("cpu")

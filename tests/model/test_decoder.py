@@ -14,8 +14,8 @@ from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.model.feed_forward import FeedForwardConfig
 from llama_lab.model.init_schemes import InitConfig
 from llama_lab.model.initialise import initialise
+from llama_lab.model.masks import Position
 from llama_lab.model.norms import NORMS, NormConfig
-from llama_lab.model.places import Position
 from llama_lab.model.positions import POSITIONS
 
 LOCAL_AND_GLOBAL = {"window": 3, "window_pattern": "LG"}

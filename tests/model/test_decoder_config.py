@@ -21,8 +21,8 @@ from llama_lab.model.feed_forward import (
 from llama_lab.model.init_schemes import INITS, InitConfig, InitKind
 from llama_lab.model.norms import NORMS, NormConfig, NormKind, NormPlacement
 from llama_lab.model.positions import POSITIONS, PositionConfig, PositionKind
-from llama_lab.model.rope import ROPE_PAIRINGS, RopePairing
-from llama_lab.model.rope_scaling import ROPE_SCALINGS, RopeScalingConfig, RopeScalingKind
+from llama_lab.model.rope.rotation import ROPE_PAIRINGS, RopePairing
+from llama_lab.model.rope.scaling import ROPE_SCALINGS, RopeScalingConfig, RopeScalingKind
 from llama_lab.model.settings import SettingError
 
 

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn.attention import flex_attention as torch_flex
 
-from llama_lab.model import flex, places
+from llama_lab.model import flex
+from llama_lab.model import masks as places
 from llama_lab.model.attention import AttentionConfig, ScoredAttention, build_attention
 from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.model.initialise import initialise
+from llama_lab.model.masks import BandedSight, Position, TiledSight
 from llama_lab.model.norms import NormConfig
-from llama_lab.model.places import BandedSight, Position, TiledSight
 from llama_lab.model.positions import AlibiPosition
 from tests.model.conftest import assert_rounded
 

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.model.initialise import initialise
-from llama_lab.model.places import FIRST_PLACES, Position
+from llama_lab.model.masks import FIRST_PLACES, Position
 from llama_lab.model.positions import POSITIONS, AlibiPosition, SinusoidalPosition
-from llama_lab.model.rope import ROPE_PAIRINGS, RopePairing, RotaryPosition
+from llama_lab.model.rope.rotation import ROPE_PAIRINGS, RopePairing, RotaryPosition
 from llama_lab.model.settings import SettingError
 
 CPU = torch.device("cpu")
@@ -127,7 +127,7 @@ def test_tables_grow_by_doubling_up_to_the_context(kind: str) -> None:
 
 
 def test_a_table_grows_within_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llama_lab.model.places.FIRST_PLACES", 4)
+    monkeypatch.setattr("llama_lab.model.masks.FIRST_PLACES", 4)
     settings = {"dim": 8, "n_layers": 1, "context_length": 16, "vocab_size": 5}
     decoder = Decoder(DecoderConfig.from_dict(settings))
     initialise(decoder, 0)

@@ -12,8 +12,8 @@ from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.model.initialise import initialise
 from llama_lab.model.layers import LayerKind
 from llama_lab.model.positions import POSITIONS, PositionConfig, Sizes
-from llama_lab.model.rope import ROPE_PAIRINGS, RopePairing, RotaryPosition
-from llama_lab.model.rope_scaling import RopeScalingConfig, build_rope_scaling
+from llama_lab.model.rope.rotation import ROPE_PAIRINGS, RopePairing, RotaryPosition
+from llama_lab.model.rope.scaling import RopeScalingConfig, build_rope_scaling
 
 CPU = torch.device("cpu")
 GLOBAL, LOCAL = LayerKind(None, True), LayerKind(4, True)

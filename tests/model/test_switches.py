@@ -17,8 +17,8 @@ from llama_lab.model.init_schemes import INITS
 from llama_lab.model.initialise import initialise
 from llama_lab.model.norms import NORMS
 from llama_lab.model.positions import POSITIONS
-from llama_lab.model.rope import ROPE_PAIRINGS
-from llama_lab.model.rope_scaling import ROPE_SCALINGS
+from llama_lab.model.rope.rotation import ROPE_PAIRINGS
+from llama_lab.model.rope.scaling import ROPE_SCALINGS
 from llama_lab.model.settings import SettingError
 
 CONTEXT = 8

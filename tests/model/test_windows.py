@@ -12,9 +12,9 @@ from llama_lab.model.cache import DecoderCache
 from llama_lab.model.config import layer_kinds
 from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.model.initialise import initialise
-from llama_lab.model.places import Position
+from llama_lab.model.masks import Position
 from llama_lab.model.positions import AlibiPosition
-from llama_lab.model.rope import RotaryPosition
+from llama_lab.model.rope.rotation import RotaryPosition
 
 CPU = torch.device("cpu")
 WINDOW = 4

@@ -13,8 +13,8 @@ from torch._dynamo.utils import counters
 
 from llama_lab.cli import main
 from llama_lab.errors import UserError
+from llama_lab.inspect.faults import FAULTS, plant_fault
 from llama_lab.model.decoder import Decoder, DecoderConfig
-from llama_lab.model.faults import FAULTS, plant_fault
 from llama_lab.model.initialise import initialise
 from llama_lab.training import compiling
 from llama_lab.training.compiling import (

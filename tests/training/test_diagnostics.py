@@ -18,7 +18,7 @@ from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 
 from llama_lab.data.config import DataConfig
 from llama_lab.data.datamodule import TextDataModule
-from llama_lab.model.activity import observe
+from llama_lab.inspect.activity import observe
 from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.model.feed_forward import FeedForwardConfig
 from llama_lab.training.diagnostics import Diagnostics

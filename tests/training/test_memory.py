@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import pytest
 
-from llama_lab.model.memory import OPTIMIZER_STATES, PRECISIONS, training_memory
+from llama_lab.inspect.memory import OPTIMIZER_STATES, PRECISIONS, training_memory
 from llama_lab.training.averaging import AveragedWeights, AveragingKind
 from llama_lab.training.trainer_cli import LabCLI
 from tests.training.conftest import Lab, flags

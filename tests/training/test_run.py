@@ -18,9 +18,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from llama_lab.data.config import DataConfig
 from llama_lab.data.datamodule import TextDataModule
-from llama_lab.model.accounting import flops_per_token, on_meta
+from llama_lab.inspect.accounting import flops_per_token, on_meta
+from llama_lab.inspect.ceilings import run_ceiling
 from llama_lab.model.decoder import DecoderConfig
-from llama_lab.training.ceilings import run_ceiling
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.optimizers import OPTIMIZERS, OptimizerConfig, OptimizerKind
 from tests.training.conftest import OF_THE_CLOCK, Lab, equal_weights, flags, write_yaml

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from llama_lab.model.places import wave_frequencies
+from llama_lab.model.masks import wave_frequencies
 from llama_lab.model.settings import (
     refuse_idle,
     require,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from llama_lab.lab.peak import PeakMemory
+from llama_lab.inspect.peak_memory import PeakMemory
 
 MIB = 2**20
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from llama_lab.model.accounting import (
+from llama_lab.inspect.accounting import (
     cache_bytes,
     count_parameters,
     decoding_bytes,
@@ -162,7 +162,7 @@ def test_a_large_model_is_counted_without_being_allocated() -> None:
 def test_counting_does_not_wait_for_symbolic_algebra() -> None:
     program = """if True:
         import sys
-        from llama_lab.model.accounting import count_parameters
+        from llama_lab.inspect.accounting import count_parameters
         from llama_lab.model.decoder import DecoderConfig
         count_parameters(DecoderConfig(vocab_size=7))
         sys.exit("sympy" in sys.modules)

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import torch
 
-from llama_lab.training.ceilings import (
+from llama_lab.inspect.ceilings import (
     matmul_ceiling,
     memory_bandwidth,
     product_dtype,

@@ -17,11 +17,11 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from llama_lab.model.accounting import on_meta, parameters_of
+from llama_lab.inspect.accounting import on_meta, parameters_of
 from llama_lab.model.config import DecoderConfig, layer_kinds
 from llama_lab.model.decoder import Decoder
 from llama_lab.model.layers import LayerKind
-from llama_lab.model.places import TabledPosition
+from llama_lab.model.masks import TabledPosition
 
 Precision = Literal["32-true", "bf16-mixed", "bf16-true"]
 

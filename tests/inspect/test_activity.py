@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from llama_lab.model.activity import observe
+from llama_lab.inspect.activity import observe
+from llama_lab.inspect.faults import plant_fault
 from llama_lab.model.attention import AttentionConfig
 from llama_lab.model.decoder import Decoder, DecoderConfig
-from llama_lab.model.faults import plant_fault
 from llama_lab.model.feed_forward import FEED_FORWARDS, FeedForwardConfig
 from llama_lab.model.positions import PositionConfig
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from llama_lab.model.causality import probe_causality
+from llama_lab.inspect.causality import probe_causality
+from llama_lab.inspect.faults import FAULTS, FaultKind, check_fault, plant_fault
 from llama_lab.model.decoder import Decoder, DecoderConfig
-from llama_lab.model.faults import FAULTS, FaultKind, check_fault, plant_fault
 from llama_lab.model.settings import SettingError
 from tests.model.conftest import assert_rounded
 from tests.model.test_switches import (

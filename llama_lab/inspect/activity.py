@@ -21,7 +21,7 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.model.feed_forward import FEED_FORWARDS, relu_squared
-from llama_lab.model.places import Mixer, Places
+from llama_lab.model.masks import Mixer, Places
 
 Record = Callable[[str, Tensor], None]
 

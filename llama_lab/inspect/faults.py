@@ -19,9 +19,14 @@ from llama_lab.model.block import BLOCKS, Block
 from llama_lab.model.config import DecoderConfig
 from llama_lab.model.decoder import Decoder
 from llama_lab.model.layers import LayerKind
-from llama_lab.model.places import BiasedSight, Mixer, Places, Position, Sight, distances
+from llama_lab.model.masks import BiasedSight, Mixer, Places, Position, Sight, distances
 from llama_lab.model.positions import AlibiPosition
-from llama_lab.model.rope import FirstCoordinates, HalfPairs, InterleavedPairs, rotated_width
+from llama_lab.model.rope.rotation import (
+    FirstCoordinates,
+    HalfPairs,
+    InterleavedPairs,
+    rotated_width,
+)
 from llama_lab.model.settings import refuse_idle, require_choice
 
 FaultKind = Literal[

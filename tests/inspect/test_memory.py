@@ -8,10 +8,7 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from llama_lab.model import loss as loss_module
-from llama_lab.model.decoder import Decoder, DecoderConfig
-from llama_lab.model.layers import LayerKind
-from llama_lab.model.memory import (
+from llama_lab.inspect.memory import (
     OPTIMIZER_STATES,
     PRECISIONS,
     activation_bytes,
@@ -19,6 +16,9 @@ from llama_lab.model.memory import (
     held_before,
     training_memory,
 )
+from llama_lab.model import loss as loss_module
+from llama_lab.model.decoder import Decoder, DecoderConfig
+from llama_lab.model.layers import LayerKind
 from llama_lab.training.optimizers import OptimizerConfig, build_optimizer
 
 SIZES = {"dim": 32, "n_layers": 3, "context_length": 48, "vocab_size": 50}

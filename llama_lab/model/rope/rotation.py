@@ -9,8 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from llama_lab.model.places import Documents, Places, TabledPosition
-from llama_lab.model.rope_scaling import RopeScaling, RopeScalingConfig
+from llama_lab.model.masks import Documents, Places, TabledPosition
+from llama_lab.model.rope.scaling import RopeScaling, RopeScalingConfig
 from llama_lab.model.settings import require, shown
 
 RopePairing = Literal["half", "interleaved"]

@@ -1,0 +1,1 @@
+"""Rotary position embedding: the rotation, and how its frequencies are scaled."""
