@@ -24,8 +24,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from llama_lab.data.cutting import last_cut
-from llama_lab.data.tokenizers import BpeTokenizer, CharTokenizer, train_tokenizer
+from llama_lab.data.corpus.cutting import last_cut
+from llama_lab.data.tokenizers.kinds import BpeTokenizer, CharTokenizer, train_tokenizer
 
 PIECE = 1 << 20
 CORPUS = Path("data/tinyshakespeare.txt")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from llama_lab.cli import main
-from llama_lab.data import preparation
+from llama_lab.data.store import preparation
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 from llama_lab.commands.output import print_json
 from llama_lab.data.config import TextConfig
-from llama_lab.data.notes import between_documents, unseen, warnings_of
-from llama_lab.data.preparation import prepare_store
-from llama_lab.data.progress import in_bytes
-from llama_lab.data.requests import StoreRequest
-from llama_lab.data.store import PARTS, TokenStore, open_store
+from llama_lab.data.reading_progress import in_bytes
+from llama_lab.data.store.notes import between_documents, unseen, warnings_of
+from llama_lab.data.store.preparation import prepare_store
+from llama_lab.data.store.requests import StoreRequest
+from llama_lab.data.store.token_store import PARTS, TokenStore, open_store
 from llama_lab.errors import UserError
 from llama_lab.parsing import Parser
 

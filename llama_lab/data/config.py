@@ -6,11 +6,11 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from llama_lab.data.tokenizer import SpecialTokens
 from llama_lab.errors import UserError
 
 OnBadRecord = Literal["stop", "skip"]
 Quoting = Literal["auto", "none", "csv"]
+SpecialTokens = Literal["text", "parse"]
 BeginOfText = Literal["auto"] | bool
 
 DEFAULT_VAL_FRACTION = 0.1

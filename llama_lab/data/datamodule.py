@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader
 
 from llama_lab.data.batches import TrainingWindows, ValidationWindows
 from llama_lab.data.config import DEFAULT_VAL_FRACTION, DataConfig
-from llama_lab.data.corpora import shown
-from llama_lab.data.finding import has_input, names_pipe
-from llama_lab.data.items import MissingSource
+from llama_lab.data.corpus.built_in import shown
+from llama_lab.data.corpus.finding import has_input, names_pipe
+from llama_lab.data.corpus.items import MissingSource
 from llama_lab.data.loading import (
     Batch,
     DeviceBatches,
@@ -27,10 +27,10 @@ from llama_lab.data.loading import (
     ValidationBatches,
     keep,
 )
-from llama_lab.data.preparation import prepare_store
-from llama_lab.data.requests import StoreRequest
-from llama_lab.data.store import PARTS, TokenStore, find_store, open_store
-from llama_lab.data.tokenizer import Tokenizer
+from llama_lab.data.store.preparation import prepare_store
+from llama_lab.data.store.requests import StoreRequest
+from llama_lab.data.store.token_store import PARTS, TokenStore, find_store, open_store
+from llama_lab.data.tokenizers.base import Tokenizer
 from llama_lab.errors import UserError
 from llama_lab.model.devices import pins_memory
 

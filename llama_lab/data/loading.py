@@ -19,7 +19,7 @@ from llama_lab.data.batches import (
     gather_windows,
     microbatch_sequences,
 )
-from llama_lab.data.shards import Tokens
+from llama_lab.data.store.shards import Tokens
 
 Bounds = NDArray[np.uint64] | None
 """First token of every document of a part; ``None`` where documents are not kept apart."""

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from llama_lab.checkpoints import check_weights, read_record
-from llama_lab.data.tokenizer import SpecialTokens, refuse_surrogates
-from llama_lab.data.tokenizers import Tokenizer, tokenizer_from_state
+from llama_lab.data.config import SpecialTokens
+from llama_lab.data.tokenizers.base import refuse_surrogates
+from llama_lab.data.tokenizers.kinds import Tokenizer, tokenizer_from_state
 from llama_lab.errors import UserError
 from llama_lab.generation.sampling import SamplingConfig, choose
 from llama_lab.inspect.faults import FaultKind, plant_fault

@@ -20,7 +20,7 @@ from llama_lab.checkpoints import (
     TEMPLATE_FILE,
     TOKENIZER_CONFIG_FILE,
 )
-from llama_lab.data.tokenizer import Tokenizer
+from llama_lab.data.tokenizers.base import Tokenizer
 from llama_lab.files import json_bytes
 from llama_lab.interop.values import LARGEST_CONFIG, LARGEST_INDEX, Values, parsed, read_text
 from llama_lab.model.settings import shown

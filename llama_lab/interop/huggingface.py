@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from llama_lab.checkpoints import GENERATION_CONFIG_FILE, Record
-from llama_lab.data.imported_tokenizers import HuggingFaceTokenizer, IdsTokenizer
-from llama_lab.data.tokenizers import tokenizer_from_state
+from llama_lab.data.tokenizers.imported import HuggingFaceTokenizer, IdsTokenizer
+from llama_lab.data.tokenizers.kinds import tokenizer_from_state
 from llama_lab.errors import UserError
 from llama_lab.interop.companions import (
     Companions,

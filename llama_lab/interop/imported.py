@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from llama_lab.checkpoints import DECODER_PREFIX, KEY, own_part
-from llama_lab.data.tokenizer import Tokenizer
+from llama_lab.data.tokenizers.base import Tokenizer
 from llama_lab.files import write_atomically
 from llama_lab.interop.folders import refuse_existing
 from llama_lab.model.decoder import DecoderConfig

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from llama_lab.data.imported_tokenizers import Llama2cTokenizer
+from llama_lab.data.tokenizers.imported import Llama2cTokenizer
 from llama_lab.errors import UserError
 from llama_lab.interop.imported import ImportedModel
 from llama_lab.interop.layouts import Shape

@@ -10,15 +10,15 @@ import tokenizers as hugging_face
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from llama_lab.checkpoints import TOKENIZER_CONFIG_FILE
-from llama_lab.data.imported_tokenizers import (
+from llama_lab.data.tokenizers.base import Tokenizer
+from llama_lab.data.tokenizers.imported import (
     HuggingFaceTokenizer,
     IdsTokenizer,
     Llama2cTokenizer,
     library_tokenizer,
 )
-from llama_lab.data.tokenizer import Tokenizer
-from llama_lab.data.tokenizer_paths import TOKENIZER_FILE, VOCABULARY_FILE
-from llama_lab.data.tokenizers import BpeTokenizer, CharTokenizer
+from llama_lab.data.tokenizers.kinds import BpeTokenizer, CharTokenizer
+from llama_lab.data.tokenizers.paths import TOKENIZER_FILE, VOCABULARY_FILE
 from llama_lab.errors import UserError
 from llama_lab.interop.companions import Companions, ends_of_text, write_companions
 from llama_lab.interop.folders import write_json

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from tokenizers import AddedToken
 
 from llama_lab.checkpoints import TOKENIZER_CONFIG_FILE
-from llama_lab.data.tokenizer_paths import MERGES_FILE, VOCABULARY_FILE, of_gpt2
+from llama_lab.data.tokenizers.paths import MERGES_FILE, VOCABULARY_FILE, of_gpt2
 from llama_lab.errors import UserError
 from llama_lab.interop.companions import Companions
 from llama_lab.interop.values import LARGEST_TEXT, Values, missing, read_json

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from llama_lab.configs import find_config
-from llama_lab.data.preparation import prepare_store
-from llama_lab.data.store import TokenStore, open_store
+from llama_lab.data.store.preparation import prepare_store
+from llama_lab.data.store.token_store import TokenStore, open_store
 from llama_lab.errors import UserError
 from llama_lab.inspect.accounting import cache_bytes, flops_per_token, on_meta, parameters_of
 from llama_lab.lab.study import Arm, Changes, Difference, Match, Study, nested

@@ -15,7 +15,7 @@ import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from llama_lab.checkpoints import read_record
-from llama_lab.data.store import TokenStore, open_store
+from llama_lab.data.store.token_store import TokenStore, open_store
 from llama_lab.errors import UserError
 from llama_lab.files import write_atomically
 from llama_lab.generation.generate import load_model, sample_text

@@ -17,7 +17,7 @@ from llama_lab import checkpoints
 from llama_lab.data.batches import IGNORE
 from llama_lab.data.datamodule import TextDataModule
 from llama_lab.data.loading import Batch
-from llama_lab.data.tokenizers import Tokenizer, tokenizer_from_state
+from llama_lab.data.tokenizers.kinds import Tokenizer, tokenizer_from_state
 from llama_lab.errors import UserError
 from llama_lab.inspect.faults import FaultKind, check_fault, plant_fault
 from llama_lab.model.decoder import Decoder, DecoderConfig

@@ -11,7 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from llama_lab.data.notes import between_documents, warnings_of
+from llama_lab.data.store.notes import between_documents, warnings_of
 from llama_lab.inspect.accounting import count_parameters
 from llama_lab.training.averaging import AveragingConfig, averaged_steps
 from llama_lab.training.callbacks import StepMetrics, ValidationRecord, data_of

@@ -10,7 +10,7 @@ import torch
 
 from llama_lab.checkpoints import own_part
 from llama_lab.commands.describe import main
-from llama_lab.data.tokenizers import Tokenizer, train_tokenizer
+from llama_lab.data.tokenizers.kinds import Tokenizer, train_tokenizer
 from llama_lab.errors import UserError
 from llama_lab.model.attention import AttentionConfig
 from llama_lab.model.decoder import Decoder, DecoderConfig

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from llama_lab.data import store as store_module
 from llama_lab.data.config import DataConfig
 from llama_lab.data.datamodule import TextDataModule
-from llama_lab.data.tokenizers import train_tokenizer
+from llama_lab.data.store import token_store as store_module
+from llama_lab.data.tokenizers.kinds import train_tokenizer
 
 TEXT = "the cat sat on the mat and the dog ran.\n" * 30
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from llama_lab.checkpoints import own_part
-from llama_lab.data.tokenizers import Tokenizer, train_tokenizer
+from llama_lab.data.tokenizers.kinds import Tokenizer, train_tokenizer
 from llama_lab.model.attention import AttentionConfig
 from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.model.initialise import initialise

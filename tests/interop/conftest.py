@@ -17,7 +17,7 @@ from torch import Tensor
 
 from llama_lab.checkpoints import own_part
 from llama_lab.cli import main
-from llama_lab.data.tokenizers import Tokenizer, train_tokenizer
+from llama_lab.data.tokenizers.kinds import Tokenizer, train_tokenizer
 from llama_lab.generation.generate import generate
 from llama_lab.generation.sampling import SamplingConfig
 from llama_lab.model.decoder import Decoder, DecoderConfig

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from llama_lab.checkpoints import read_record
-from llama_lab.data.tokenizers import tokenizer_from_state
+from llama_lab.data.tokenizers.kinds import tokenizer_from_state
 from llama_lab.generation.generate import load_model, sample_text
 from llama_lab.generation.sampling import SamplingConfig
 from tests.interop.conftest import load_theirs, run

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llama_lab.data.tokenizers import BpeTokenizer
+from llama_lab.data.tokenizers.kinds import BpeTokenizer
 from llama_lab.generation.generate import load_model
 from tests.interop.conftest import SPECIAL_NAMES, run
 
