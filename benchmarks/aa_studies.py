@@ -18,7 +18,7 @@ from llama_lab.lab.conclude import conclude
 from llama_lab.lab.pool import Pool
 from llama_lab.lab.run import StudyRun
 from llama_lab.lab.study import Study, parse_study
-from llama_lab.training.trainer_cli import quiet
+from llama_lab.runs.command_line import quiet
 
 STUDIES, SEEDS, BAR = 40, 5, 5
 

@@ -24,7 +24,7 @@ import torch
 from lightning.pytorch import Callback
 from peers.models import Shape, nanogpt_source
 
-from llama_lab.training.trainer_cli import LabCLI, quiet
+from llama_lab.runs.command_line import LabCLI, quiet
 
 STEPS, EVERY, ESTIMATES, WARMUP = 5000, 250, 200, 100
 RATE, LEAST_RATE = 1e-3, 1e-4

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback
 
+from llama_lab.runs.command_line import LabCLI, quiet
 from llama_lab.training.optimizers import build_optimizer
-from llama_lab.training.trainer_cli import LabCLI, quiet
 
 TURN, TURNS, WARMUP = 5, 60, 20
 RATIO_BAR, CUDA_BAR_MS = 1.05, 0.5

@@ -30,7 +30,7 @@ class Command(NamedTuple):
     help: str
 
 
-VERBS = "llama_lab.training.trainer_cli"
+VERBS = "llama_lab.runs.command_line"
 COMMANDS: dict[str, Command] = {
     "fit": Command(VERBS, "train a decoder on a text, or resume a run"),
     "validate": Command(VERBS, "score the held-out part of a text with a checkpoint"),

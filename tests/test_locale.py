@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.conftest import TEXT
+from tests.runs.conftest import TEXT
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="Windows reads every name as Unicode")
 ASCII_ONLY = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}

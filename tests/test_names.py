@@ -17,7 +17,7 @@ from llama_lab.errors import UserError
 from llama_lab.files import json_bytes
 from llama_lab.names import is_utf8, spelt
 from llama_lab.yaml_text import parse_yaml
-from tests.training.conftest import TEXT, flags
+from tests.runs.conftest import TEXT, flags
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="Windows reads every name as Unicode")
 LATIN = os.fsdecode(b"caf\xe9")

@@ -12,8 +12,8 @@ import pytest
 
 from llama_lab.errors import Stopped
 from llama_lab.signals import signals_end_the_command
-from tests.training import conftest
-from tests.training.conftest import TEXT, TINY, Lab, start
+from tests.runs import conftest
+from tests.runs.conftest import TEXT, TINY, Lab, start
 
 lab = conftest.lab
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="Windows has none")

@@ -45,8 +45,8 @@ def main(argv: list[str], prog: str) -> int:
     from llama_lab.lab.parts import PARTS
     from llama_lab.lab.run import StudyRun
     from llama_lab.lab.study import read_study
-    from llama_lab.training.automatic import work_alone
-    from llama_lab.training.trainer_cli import quiet
+    from llama_lab.runs.automatic import work_alone
+    from llama_lab.runs.command_line import quiet
 
     quiet()
     work_alone("llama-lab ablate")
@@ -203,7 +203,7 @@ def note_look(run: StudyRun) -> None:
 
 def announcement(run: StudyRun, estimate: Estimate) -> list[str]:
     """What the study is, what it will run, and about how long that takes."""
-    from llama_lab.training.progress import clock
+    from llama_lab.runs.run_progress import clock
 
     study, left = run.study, run.runs_left()
     first = run.arms[0]

@@ -61,8 +61,8 @@ def main(argv: list[str], prog: str) -> int:
         raise UserError(str(error).removeprefix("--config ")) from error
     # torch and Lightning take seconds to import, and neither --help nor a slip needs them.
     from llama_lab.lab.bench import bench
-    from llama_lab.training.automatic import work_alone
-    from llama_lab.training.trainer_cli import quiet
+    from llama_lab.runs.automatic import work_alone
+    from llama_lab.runs.command_line import quiet
 
     quiet()
     work_alone("llama-lab bench")

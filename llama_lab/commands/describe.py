@@ -92,7 +92,7 @@ def _read_arguments(argv: list[str], prog: str) -> tuple[Namespace, Source, Deco
     """The options, the file, and the decoder: the file's settings, overridden by a preset, which
     replaces them all, and by single flags, wherever they stand."""
     from llama_lab.model.decoder import DecoderConfig
-    from llama_lab.training.arguments import presets_first
+    from llama_lab.runs.arguments import presets_first
 
     parser = build_parser(prog)
     presets, flags = presets_first(argv)
@@ -148,7 +148,7 @@ def _find(name: str) -> Source:
     if decoder is None:
         return Source(path, {}, training=kinds)
     if isinstance(decoder, str):
-        from llama_lab.training.arguments import whole_decoder
+        from llama_lab.runs.arguments import whole_decoder
 
         settings = json.loads(whole_decoder(decoder, path.parent))
         return Source(path, settings, training=kinds)

@@ -43,8 +43,8 @@ def main(argv: list[str], prog: str) -> int:
     refuse_decided(flags)
     require_extra()
     from llama_lab.lab.range_report import write_range
-    from llama_lab.training.rate_range import RangeTest, averaged, train_all
-    from llama_lab.training.trainer_cli import quiet
+    from llama_lab.runs.command_line import quiet
+    from llama_lab.runs.rate_range import RangeTest, averaged, train_all
 
     quiet()
     test = RangeTest(
@@ -76,7 +76,7 @@ def main(argv: list[str], prog: str) -> int:
 
 def build_parser(prog: str) -> Parser:
     """The command's flags."""
-    from llama_lab.training.rate_range import RangeTest
+    from llama_lab.runs.rate_range import RangeTest
 
     parser = Parser(prog=prog, description=DESCRIPTION)
     parser.add_argument(

@@ -87,7 +87,7 @@ def build_parser(prog: str) -> Parser:
 
 def find_runs(logs: Path, name: str | None = None) -> list[dict[str, Any]]:
     """Every run under ``logs``, oldest first, under the names of the JSON output."""
-    from llama_lab.training.receipts import read_receipt
+    from llama_lab.runs.receipts import read_receipt
 
     found: list[tuple[float, Path, dict[str, Any]]] = []
     for path in (logs / name if name else logs).rglob("receipt.json"):
@@ -133,7 +133,7 @@ def state_of(folder: Path, receipt: Mapping[str, Any]) -> str:
 
 def differences(configs: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Of each run the settings that most of the runs have otherwise."""
-    from llama_lab.training.arguments import flatten
+    from llama_lab.runs.arguments import flatten
 
     flat = [
         {k: v for k, v in flatten(config).items() if k not in NO_DIFFERENCE} for config in configs

@@ -24,9 +24,9 @@ from llama_lab.lab.step_bench import SLOW_STEP, BenchCLI
 from llama_lab.lab.timing import time_decoding
 from llama_lab.model.decoder import Decoder
 from llama_lab.model.devices import multiplies
-from llama_lab.training.callbacks import data_of
+from llama_lab.runs.callbacks import data_of
+from llama_lab.runs.receipts import describe_device, versions
 from llama_lab.training.compiling import missing_compiler
-from llama_lab.training.receipts import describe_device, versions
 
 CEILING_SECONDS, BANDWIDTH_SECONDS, DECODING_SECONDS = 0.3, 0.4, 1.0
 LONGEST_PROMPT = 512

@@ -13,8 +13,8 @@ from llama_lab.lab.plan import PlannedArm, differences
 from llama_lab.lab.results import ArmResult, Decoding, Point, RunResult, Score
 from llama_lab.lab.study import Study
 from llama_lab.lab.tasks import OUTCOME
-from llama_lab.training.receipts import read_receipt
-from llama_lab.training.records import read_rows
+from llama_lab.runs.receipts import read_receipt
+from llama_lab.runs.records import read_rows
 
 if TYPE_CHECKING:
     from llama_lab.lab.run import Run

@@ -12,7 +12,7 @@ from llama_lab.lab.part_report import PartReport
 from llama_lab.lab.part_study import PartStudy
 from llama_lab.lab.part_timing import PartResult, time_parts
 from llama_lab.model.devices import best_device
-from llama_lab.training.receipts import describe_device, versions
+from llama_lab.runs.receipts import describe_device, versions
 
 
 def run_parts(

@@ -21,8 +21,8 @@ from llama_lab.inspect.accounting import cache_bytes, flops_per_token, on_meta, 
 from llama_lab.lab.study import Arm, Changes, Difference, Match, Study, nested
 from llama_lab.model.decoder import DecoderConfig
 from llama_lab.model.settings import SettingError
-from llama_lab.training.arguments import flatten
-from llama_lab.training.trainer_cli import LabCLI
+from llama_lab.runs.arguments import flatten
+from llama_lab.runs.command_line import LabCLI
 from llama_lab.yaml_text import dump_yaml
 
 # What the study decides for every run.

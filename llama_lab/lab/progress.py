@@ -16,7 +16,7 @@ from llama_lab.errors import Stopped
 from llama_lab.lab.collect import FINAL, number, outcome_of
 from llama_lab.lab.study import UNITS
 from llama_lab.lab.study_table import Cell, Grid, draw
-from llama_lab.training.progress import clock
+from llama_lab.runs.run_progress import clock
 
 if TYPE_CHECKING:
     from llama_lab.lab.pool import Job

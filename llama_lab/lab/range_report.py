@@ -12,7 +12,7 @@ from llama_lab.lab.blocks import Bullets, Chart, Command, Section
 from llama_lab.lab.pages import render_page
 from llama_lab.lab.report import write_texts
 from llama_lab.lab.texts import as_json
-from llama_lab.training.rate_range import Walk
+from llama_lab.runs.rate_range import Walk
 
 
 def findings(walk: Walk) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from llama_lab.lab.pool import Job, Pool
 from llama_lab.lab.progress import StudyProgress
 from llama_lab.lab.receipts import refuse_other_work
 from llama_lab.lab.study import Study
-from llama_lab.training.receipts import read_receipt
+from llama_lab.runs.receipts import read_receipt
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ from llama_lab.errors import UserError
 from llama_lab.inspect.peak_memory import PeakMemory
 from llama_lab.lab.limits import PHASES, Phase
 from llama_lab.model.devices import answers_at_once, device_function, synchronise
-from llama_lab.training.progress import RunProgress
-from llama_lab.training.receipts import Receipt
+from llama_lab.runs.command_line import LabCLI
+from llama_lab.runs.receipts import Receipt
+from llama_lab.runs.run_progress import RunProgress
+from llama_lab.runs.stopping import StopSignals
 from llama_lab.training.steps import finished_step
-from llama_lab.training.stopping import StopSignals
-from llama_lab.training.trainer_cli import LabCLI
 
 WARM_UP = 3
 SECONDS = 6.0

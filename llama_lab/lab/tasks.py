@@ -28,8 +28,8 @@ from llama_lab.lab.study import nested
 from llama_lab.lab.timing import time_decoding, time_step
 from llama_lab.model.decoder import Decoder
 from llama_lab.model.settings import SettingError
-from llama_lab.training.callbacks import SAMPLE_TOKENS
-from llama_lab.training.trainer_cli import LabCLI, quiet
+from llama_lab.runs.callbacks import SAMPLE_TOKENS
+from llama_lab.runs.command_line import LabCLI, quiet
 from llama_lab.yaml_text import dump_yaml
 
 OUTCOME = "outcome.json"

@@ -1,1 +1,1 @@
-"""Training: the LightningModule, what is recorded of a run, and the command line for Lightning."""
+"""What learns: the LightningModule, its optimisers, schedules, averages and compilation."""

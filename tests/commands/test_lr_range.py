@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from llama_lab.cli import main
-from tests.training.conftest import TEXT, start
+from tests.runs.conftest import TEXT, start
 
 pytest.importorskip("plotly", reason="pages need plotly")
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from llama_lab.cli import main
-from tests.training.conftest import flags
+from tests.runs.conftest import flags
 
 TEXTS = [f"document {i} says {i * i}\n" for i in range(40)]
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.device import pretended
-from tests.training.conftest import OF_THE_CLOCK, TEXT
+from tests.runs.conftest import OF_THE_CLOCK, TEXT
 
 ROOT = Path(__file__).parent.parent.parent
 BOTH = ("cuda", "metal")

@@ -24,8 +24,8 @@ pytest.importorskip("plotly", reason="the report of a study needs the extra `lab
 
 from llama_lab.cli import main
 from llama_lab.lab.study import nested
-from tests.training.conftest import TEXT, TINY, equal_weights, start
-from tests.training.test_board import FAILURE, SUCCESS, Table
+from tests.runs.conftest import TEXT, TINY, equal_weights, start
+from tests.runs.test_board import FAILURE, SUCCESS, Table
 
 STUDY: dict[str, Any] = {
     "base": "llama.yaml",

@@ -12,7 +12,7 @@ from llama_lab.errors import UserError
 from llama_lab.inspect.accounting import count_parameters, flops_per_token, on_meta
 from llama_lab.lab.plan import PlannedArm, Resolver, differences, plan_study
 from llama_lab.lab.study import parse_study
-from tests.training.conftest import TEXT
+from tests.runs.conftest import TEXT
 
 TINY: dict[str, Any] = {
     "model.decoder.dim": 16,

@@ -10,7 +10,7 @@ pytest.importorskip("scipy", reason="scipy comes with the extra `lab`")
 pytest.importorskip("plotly", reason="plotly comes with the extra `lab`")
 
 from llama_lab.lab.range_report import write_range
-from llama_lab.training.rate_range import RangeTest, Walk, averaged
+from llama_lab.runs.rate_range import RangeTest, Walk, averaged
 from tests.lab.browser import LAPTOP, PHONE, Browser
 
 

@@ -17,7 +17,7 @@ from llama_lab.training.averaging import (
     averaged_steps,
 )
 from llama_lab.training.module import LanguageModel
-from tests.training.conftest import Lab, equal_weights, flags
+from tests.runs.conftest import Lab, equal_weights, flags
 
 # A shorter run then has the rates of a longer one.
 STEADY = {"model__schedule__kind": "constant"}
@@ -27,8 +27,8 @@ Weights = dict[str, torch.Tensor]
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> list[Weights]:
     """The weights after each step of the run without an average: index 0 is after step 1."""
-    from llama_lab.training.trainer_cli import LabCLI
-    from tests.training.conftest import TEXT
+    from llama_lab.runs.command_line import LabCLI
+    from tests.runs.conftest import TEXT
 
     folder = tmp_path_factory.mktemp("plain")
     (folder / "text.txt").write_text(TEXT)

@@ -26,7 +26,7 @@ from llama_lab.training.compiling import (
     settle,
     unrewarding,
 )
-from tests.training.conftest import TEXT, Lab, equal_weights, flags, start
+from tests.runs.conftest import TEXT, Lab, equal_weights, flags, start
 
 needs_compiler = pytest.mark.skipif(
     missing_compiler("cpu") is not None, reason="no C++ compiler here"

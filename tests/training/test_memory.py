@@ -7,9 +7,9 @@ from typing import Any, get_args
 import pytest
 
 from llama_lab.inspect.memory import OPTIMIZER_STATES, PRECISIONS, training_memory
+from llama_lab.runs.command_line import LabCLI
 from llama_lab.training.averaging import AveragedWeights, AveragingKind
-from llama_lab.training.trainer_cli import LabCLI
-from tests.training.conftest import Lab, flags
+from tests.runs.conftest import Lab, flags
 
 
 @pytest.mark.parametrize("averaging", get_args(AveragingKind))

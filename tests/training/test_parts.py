@@ -9,7 +9,7 @@ import pytest
 from llama_lab.checkpoints import read_record
 from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.model.initialise import initialise
-from tests.training.conftest import Lab
+from tests.runs.conftest import Lab
 
 GEMMA: dict[str, Any] = {
     "tie_embeddings": True,

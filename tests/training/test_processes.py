@@ -14,8 +14,8 @@ from lightning.pytorch.strategies import (
 )
 
 from llama_lab.errors import UserError
+from llama_lab.runs.diagnostics import Diagnostics
 from llama_lab.training.averaging import AveragedWeights, AveragingConfig
-from llama_lab.training.diagnostics import Diagnostics
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.optimizers import OptimizerConfig
 from llama_lab.training.processes import require_whole_weights

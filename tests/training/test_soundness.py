@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from tests.training.conftest import Lab, flags
+from tests.runs.conftest import Lab, flags
 
 
 class NotANumber(Callback):

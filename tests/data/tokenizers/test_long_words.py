@@ -25,7 +25,7 @@ from llama_lab.data.tokenizers.kinds import (
 )
 from llama_lab.data.tokenizers.long_words import LONGEST_WORD, BoundedWords
 from llama_lab.errors import RunError
-from tests.training.conftest import start
+from tests.runs.conftest import start
 
 NORMAL = "We'll go to the well,  they said.\n\n  中文字中文。1234 99 -----\n" * 40
 

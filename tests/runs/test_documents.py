@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from llama_lab.data.batches import document_numbers
-from tests.training.conftest import TEXT, Lab, equal_weights, flags
+from tests.runs.conftest import TEXT, Lab, equal_weights, flags
 
 LINES = [line for line in TEXT.split("\n") if line]
 

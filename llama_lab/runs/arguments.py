@@ -14,7 +14,7 @@ from llama_lab.errors import UserError
 from llama_lab.model.decoder import DecoderConfig
 from llama_lab.model.settings import SettingError
 from llama_lab.parsing import kinds_of, whole_numbers
-from llama_lab.training.lists import Listed, lists_among, lists_in
+from llama_lab.runs.lists import Listed, lists_among, lists_in
 from llama_lab.yaml_text import as_text, dump_yaml, parse_yaml
 
 PREFIX = "LLAMA_LAB_"

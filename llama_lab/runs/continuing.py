@@ -8,7 +8,7 @@ from typing import Any
 
 from llama_lab.checkpoints import Record, newest_step
 from llama_lab.configs import run_folder_of
-from llama_lab.training.user_callbacks import ended_early_line
+from llama_lab.runs.user_callbacks import ended_early_line
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.conftest import Lab, equal_weights, flags
+from tests.runs.conftest import Lab, equal_weights, flags
 
 EARLY = ["--trainer.callbacks=EarlyStopping", "--trainer.callbacks.monitor=val_loss"]
 # No validation improves by a hundred nats: the one after the first ends the run.

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from llama_lab.errors import UserError
-from llama_lab.training.automatic import CALLBACK_PACKAGES, work_alone
-from tests.training.conftest import Lab, flags, start
-from tests.training.test_resume import wait_for
+from llama_lab.runs.automatic import CALLBACK_PACKAGES, work_alone
+from tests.runs.conftest import Lab, flags, start
+from tests.runs.test_resume import wait_for
 
 SLURM = {
     "SLURM_JOB_ID": "4242",

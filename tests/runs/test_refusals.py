@@ -12,7 +12,7 @@ import torch
 
 from llama_lab.cli import main
 from llama_lab.yaml_text import parse_yaml
-from tests.training.conftest import TEXT, Lab, flags, start
+from tests.runs.conftest import TEXT, Lab, flags, start
 
 
 @pytest.mark.parametrize(

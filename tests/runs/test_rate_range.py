@@ -13,7 +13,7 @@ pytest.importorskip("scipy", reason="a curve's noise needs scipy")
 
 from llama_lab.errors import UserError
 from llama_lab.lab.range_report import findings, sentences
-from llama_lab.training.rate_range import RangeTest, Walk, averaged
+from llama_lab.runs.rate_range import RangeTest, Walk, averaged
 
 
 def walked(losses: list[float], test: RangeTest) -> Walk:

@@ -17,11 +17,11 @@ from lightning.pytorch.utilities import rank_zero_only
 from llama_lab.checkpoints import checkpoint_of_step
 from llama_lab.configs import new_run_folder, unwritable
 from llama_lab.files import write_atomically
-from llama_lab.training.continuing import Place
-from llama_lab.training.events import RunEvents
+from llama_lab.runs.continuing import Place
+from llama_lab.runs.events import RunEvents
+from llama_lab.runs.user_callbacks import InRunFolder
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.state import RunState
-from llama_lab.training.user_callbacks import InRunFolder
 from llama_lab.yaml_text import dump_yaml
 
 COLUMNS = (

@@ -13,10 +13,10 @@ from llama_lab.data.loading import Batch
 from llama_lab.inspect.activity import LayerActivity, has_relu, observe
 from llama_lab.model.block import Block
 from llama_lab.model.decoder import DecoderConfig
-from llama_lab.training.events import INITIAL_GRADIENT_NORM, Charts, RunEvents
+from llama_lab.runs.events import INITIAL_GRADIENT_NORM, Charts, RunEvents
+from llama_lab.runs.records import MetricsCsv, append_rows, diagnostics_csv
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.processes import require_whole_weights
-from llama_lab.training.records import MetricsCsv, append_rows, diagnostics_csv
 from llama_lab.training.steps import finished_step
 
 QUANTITIES = (

@@ -23,7 +23,7 @@ from llama_lab.inspect.ceilings import run_ceiling
 from llama_lab.model.decoder import DecoderConfig
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.optimizers import OPTIMIZERS, OptimizerConfig, OptimizerKind
-from tests.training.conftest import OF_THE_CLOCK, Lab, equal_weights, flags, write_yaml
+from tests.runs.conftest import OF_THE_CLOCK, Lab, equal_weights, flags, write_yaml
 
 
 def test_a_run_leaves_every_file_and_ends_with_what_to_do_next(lab: Lab) -> None:

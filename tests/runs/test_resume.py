@@ -12,7 +12,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-from tests.training.conftest import Lab, equal_weights, flags, start
+from tests.runs.conftest import Lab, equal_weights, flags, start
 
 STEPS = 40
 

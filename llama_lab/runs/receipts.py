@@ -18,8 +18,8 @@ from llama_lab.errors import Stopped
 from llama_lab.files import json_bytes, write_atomically
 from llama_lab.inspect.accounting import count_parameters
 from llama_lab.model.devices import device_function
-from llama_lab.training.callbacks import data_of
-from llama_lab.training.events import RunEvents
+from llama_lab.runs.callbacks import data_of
+from llama_lab.runs.events import RunEvents
 from llama_lab.training.module import LanguageModel
 
 PACKAGES = ("llama-lab", "torch", "lightning", "tokenizers", "numpy")

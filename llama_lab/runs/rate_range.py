@@ -22,10 +22,10 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser
 
 from llama_lab.errors import UserError
-from llama_lab.training.callbacks import StepSeeds
+from llama_lab.runs.callbacks import StepSeeds
+from llama_lab.runs.command_line import LabCLI
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.steps import finished_step
-from llama_lab.training.trainer_cli import LabCLI
 
 SMOOTHING = 0.9
 """How much of its running mean each loss keeps."""

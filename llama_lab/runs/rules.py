@@ -11,7 +11,7 @@ from typing import Any
 from llama_lab.checkpoints import Record
 from llama_lab.errors import UserError
 from llama_lab.model.settings import shown
-from llama_lab.training.arguments import FIT_ALONE, flatten
+from llama_lab.runs.arguments import FIT_ALONE, flatten
 
 TRAINER_DEFAULTS: dict[str, Any] = {
     "max_steps": 1000,

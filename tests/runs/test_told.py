@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.training import conftest
-from tests.training.conftest import TEXT, Lab
+from tests.runs import conftest
+from tests.runs.conftest import TEXT, Lab
 
 lab = conftest.lab
 

@@ -11,12 +11,12 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from llama_lab.errors import Stopped
 from llama_lab.inspect.accounting import count_parameters
-from llama_lab.training import diagnostics
-from llama_lab.training.arguments import flatten
-from llama_lab.training.callbacks import data_of
-from llama_lab.training.events import BEST_LOSS, BEST_STEP, LOSSES, Charts, RunEvents
+from llama_lab.runs import diagnostics
+from llama_lab.runs.arguments import flatten
+from llama_lab.runs.callbacks import data_of
+from llama_lab.runs.events import BEST_LOSS, BEST_STEP, LOSSES, Charts, RunEvents
+from llama_lab.runs.records import diagnostics_csv
 from llama_lab.training.module import LanguageModel
-from llama_lab.training.records import diagnostics_csv
 
 GROUPS = ("model.", "data.")
 SINGLE = (

@@ -13,11 +13,11 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from llama_lab.data.store.notes import between_documents, warnings_of
 from llama_lab.inspect.accounting import count_parameters
+from llama_lab.runs.callbacks import StepMetrics, ValidationRecord, data_of
+from llama_lab.runs.user_callbacks import ended_early_line
 from llama_lab.training.averaging import AveragingConfig, averaged_steps
-from llama_lab.training.callbacks import StepMetrics, ValidationRecord, data_of
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.steps import finished_step, logged_step
-from llama_lab.training.user_callbacks import ended_early_line
 
 # Off a terminal a line at least so far apart, and one at each validation.
 SECONDS_BETWEEN_LINES = 10.0

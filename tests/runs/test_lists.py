@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from llama_lab.training.lists import Listed, left_out, lists_among, lists_in
-from tests.training.conftest import TEXT, Lab, flags
+from llama_lab.runs.lists import Listed, left_out, lists_among, lists_in
+from tests.runs.conftest import TEXT, Lab, flags
 
 STOPPING: dict[str, Any] = {"class_path": "EarlyStopping", "init_args": {"monitor": "val_loss"}}
 WATCHING: dict[str, Any] = {"class_path": "lightning.pytorch.callbacks.LearningRateMonitor"}

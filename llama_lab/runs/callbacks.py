@@ -17,8 +17,8 @@ from llama_lab.generation.sampling import SamplingConfig
 from llama_lab.inspect.accounting import flops_per_token
 from llama_lab.inspect.ceilings import product_dtype, run_ceiling
 from llama_lab.model.devices import answers_at_once
+from llama_lab.runs.events import RunEvents
 from llama_lab.training.compiling import Work, settle
-from llama_lab.training.events import RunEvents
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.steps import finished_step, logged_step
 

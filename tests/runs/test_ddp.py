@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from llama_lab.training.stopping import StopSignals
-from tests.training.conftest import Lab, diagnostics_of, flags, start
+from llama_lab.runs.stopping import StopSignals
+from tests.runs.conftest import Lab, diagnostics_of, flags, start
 
 DDP = ("--trainer.devices=2", "--trainer.strategy=ddp")
 

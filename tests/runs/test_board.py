@@ -21,11 +21,11 @@ from tensorboard.plugins.hparams import api_pb2
 from tensorboard.plugins.hparams.backend_context import Context
 from tensorboard.plugins.hparams.list_session_groups import Handler
 
-from llama_lab.training.events import TAGS, RunEvents, tag_of
-from llama_lab.training.records import COLUMNS
-from tests.training.conftest import Lab, flags, start
-from tests.training.test_branches import AT_ONCE
-from tests.training.test_resume import logged_steps, wait_for
+from llama_lab.runs.events import TAGS, RunEvents, tag_of
+from llama_lab.runs.records import COLUMNS
+from tests.runs.conftest import Lab, flags, start
+from tests.runs.test_branches import AT_ONCE
+from tests.runs.test_resume import logged_steps, wait_for
 
 ONE_OF_EACH = ["_hparams_/session_end_info", "_hparams_/session_start_info"]
 LAYOUT = "custom_scalars__config__"

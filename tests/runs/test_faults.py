@@ -10,7 +10,7 @@ import torch
 
 from llama_lab.generation.generate import load_model
 from llama_lab.inspect.faults import FAULTS
-from tests.training.conftest import Lab, equal_weights, flags
+from tests.runs.conftest import Lab, equal_weights, flags
 
 SHORT: dict[str, Any] = {"trainer__max_steps": 2, "trainer__val_check_interval": 2}
 

@@ -10,7 +10,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 
 from llama_lab.errors import UserError
-from llama_lab.training import automatic, rules
+from llama_lab.runs import automatic, rules
 from llama_lab.training.precision import settle_precision
 
 

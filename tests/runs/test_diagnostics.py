@@ -21,11 +21,11 @@ from llama_lab.data.datamodule import TextDataModule
 from llama_lab.inspect.activity import observe
 from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.model.feed_forward import FeedForwardConfig
-from llama_lab.training.diagnostics import Diagnostics
-from llama_lab.training.events import RunEvents
+from llama_lab.runs.diagnostics import Diagnostics
+from llama_lab.runs.events import RunEvents
 from llama_lab.training.module import LanguageModel
-from tests.training.conftest import Lab, diagnostics_of, equal_weights, flags
-from tests.training.test_resume import logged_steps
+from tests.runs.conftest import Lab, diagnostics_of, equal_weights, flags
+from tests.runs.test_resume import logged_steps
 
 INITIAL = "per_layer/initial_gradient_norm"
 QUANTITIES = {

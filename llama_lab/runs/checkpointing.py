@@ -13,11 +13,11 @@ from lightning.pytorch.callbacks import Checkpoint
 from llama_lab.checkpoints import load_file
 from llama_lab.errors import Stopped
 from llama_lab.files import write_atomically
+from llama_lab.runs.receipts import Receipt
+from llama_lab.runs.stopping import StopSignals
 from llama_lab.signals import stopped_by
 from llama_lab.training.module import LanguageModel
-from llama_lab.training.receipts import Receipt
 from llama_lab.training.steps import finished_step, validation_due
-from llama_lab.training.stopping import StopSignals
 
 
 class AtomicCheckpointIO(CheckpointIO):

@@ -1,0 +1,1 @@
+"""What surrounds a training: its command line, rules, records, checkpoints and progress."""
