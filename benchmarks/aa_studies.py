@@ -14,11 +14,11 @@ import os
 import tempfile
 from pathlib import Path
 
-from llama_lab.lab.conclude import conclude
-from llama_lab.lab.pool import Pool
-from llama_lab.lab.run import StudyRun
-from llama_lab.lab.study import Study, parse_study
 from llama_lab.runs.command_line import quiet
+from llama_lab.studies.conclude import conclude
+from llama_lab.studies.pool import Pool
+from llama_lab.studies.study import Study, parse_study
+from llama_lab.studies.study_run import StudyRun
 
 STUDIES, SEEDS, BAR = 40, 5, 5
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from llama_lab.lab.pool import Job, Pool
+from llama_lab.studies.pool import Job, Pool
 
 RUNS, TURNS = 6, 3
 FIT = [

@@ -39,7 +39,7 @@ def test_a_wheel_carries_the_configs_and_finds_them(tmp_path: Path) -> None:
         archive.extractall(tmp_path / "site")
         names = archive.namelist()
     assert "llama_lab/data/datamodule.py" in names
-    assert {"llama_lab/lab/report.css", "llama_lab/lab/report.js"} <= set(names)
+    assert {"llama_lab/reports/report.css", "llama_lab/reports/report.js"} <= set(names)
     assert not [n for n in names if n.startswith(("tests/", "logs/"))]
     code = "from llama_lab.configs import find_config; print(find_config('llama').read_text())"
     found = subprocess.run(

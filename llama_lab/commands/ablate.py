@@ -13,10 +13,10 @@ from llama_lab.parsing import OF_FIT, Parser, split_flags
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from llama_lab.lab.estimate import Estimate
-    from llama_lab.lab.part_study import PartStudy
-    from llama_lab.lab.results import StudyResult
-    from llama_lab.lab.run import StudyRun
+    from llama_lab.kernels.kernel_study import PartStudy
+    from llama_lab.studies.estimate import Estimate
+    from llama_lab.studies.results import StudyResult
+    from llama_lab.studies.study_run import StudyRun
 
 DESCRIPTION = (
     "Runs a study: every arm with every seed, on the same work, then compares them and writes "
@@ -41,12 +41,12 @@ def main(argv: list[str], prog: str) -> int:
         if value is not None and value < 1:
             raise UserError(f"--{name} {value}: must be 1 or more")
     require_extra()
-    from llama_lab.lab.part_study import read_part_study
-    from llama_lab.lab.parts import PARTS
-    from llama_lab.lab.run import StudyRun
-    from llama_lab.lab.study import read_study
+    from llama_lab.kernels.kernel_study import read_part_study
+    from llama_lab.kernels.pairs import PARTS
     from llama_lab.runs.automatic import work_alone
     from llama_lab.runs.command_line import quiet
+    from llama_lab.studies.study import read_study
+    from llama_lab.studies.study_run import StudyRun
 
     quiet()
     work_alone("llama-lab ablate")
@@ -140,10 +140,10 @@ def refuse_for_parts(options: Namespace, overrides: dict[str, Any]) -> None:
 
 def measure_parts(study: PartStudy, command: str, threads: int | None, report_only: bool) -> int:
     """Time every part, a line each, and report."""
-    from llama_lab.lab.ledger import alone_in, refuse_trained
-    from llama_lab.lab.part_report import line, read_part_report, write_part_report
-    from llama_lab.lab.part_run import run_parts
-    from llama_lab.lab.run import default_threads
+    from llama_lab.kernels.kernel_report import line, read_part_report, write_part_report
+    from llama_lab.kernels.kernel_run import run_parts
+    from llama_lab.studies.ledger import alone_in, refuse_trained
+    from llama_lab.studies.study_run import default_threads
 
     folder = logs_folder(None).absolute() / "studies" / study.name
     refuse_trained(folder)
@@ -169,8 +169,8 @@ def measure_parts(study: PartStudy, command: str, threads: int | None, report_on
 
 def carry_out(run: StudyRun, command: str, *, report_only: bool) -> int:
     """Plan, say what will be done, do it, and report."""
-    from llama_lab.lab.conclude import conclude
-    from llama_lab.lab.report import write_reports
+    from llama_lab.reports.study_report import write_reports
+    from llama_lab.studies.conclude import conclude
 
     with run.pool() as pool:
         estimate = run.plan(pool)

@@ -14,7 +14,7 @@ from llama_lab.errors import UserError
 from llama_lab.parsing import OF_FIT, Flag, Parser, split_flags
 
 if TYPE_CHECKING:
-    from llama_lab.lab.bench import BenchResult
+    from llama_lab.bench.config_speed import BenchResult
 
 DESCRIPTION = (
     "Times training and decoding of what `fit --config CONFIG` trains, on one device, beside the "
@@ -60,7 +60,7 @@ def main(argv: list[str], prog: str) -> int:
     except UserError as error:
         raise UserError(str(error).removeprefix("--config ")) from error
     # torch and Lightning take seconds to import, and neither --help nor a slip needs them.
-    from llama_lab.lab.bench import bench
+    from llama_lab.bench.config_speed import bench
     from llama_lab.runs.automatic import work_alone
     from llama_lab.runs.command_line import quiet
 

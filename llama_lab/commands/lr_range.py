@@ -42,7 +42,7 @@ def main(argv: list[str], prog: str) -> int:
     options = parser.parse_args(own)
     refuse_decided(flags)
     require_extra()
-    from llama_lab.lab.range_report import write_range
+    from llama_lab.reports.range_report import write_range
     from llama_lab.runs.command_line import quiet
     from llama_lab.runs.rate_range import RangeTest, averaged, train_all
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
-from torch import nn
-from torchmetrics import Metric
 
 from llama_lab import checkpoints
 from llama_lab.data.batches import IGNORE
@@ -21,7 +19,6 @@ from llama_lab.data.tokenizers.kinds import Tokenizer, tokenizer_from_state
 from llama_lab.errors import UserError
 from llama_lab.inspect.faults import FaultKind, check_fault, plant_fault
 from llama_lab.model.decoder import Decoder, DecoderConfig
-from llama_lab.model.devices import holds_float64
 from llama_lab.model.initialise import initialise
 from llama_lab.model.settings import require
 from llama_lab.training.averaging import AveragingConfig
@@ -32,50 +29,7 @@ from llama_lab.training.schedules import ScheduleConfig, lr_factor
 from llama_lab.training.soundness import check_finite, diverged
 from llama_lab.training.state import LossMeter, RunState, hash_parts
 from llama_lab.training.steps import logged_step
-
-
-class TokenLoss(Metric):
-    """Loss over a whole text: sums, divided once, whatever the batch size or the processes.
-
-    The loss is summed in float64: on the device that scores, or where that has no such numbers, on
-    the CPU. A batch of a validation then waits for its device, and no step of the training does.
-    """
-
-    full_state_update = False
-    loss: torch.Tensor
-    targets: torch.Tensor
-    bytes: torch.Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("loss", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("targets", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
-        self.add_state("bytes", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
-
-    def update(self, loss: torch.Tensor, targets: torch.Tensor, n_bytes: torch.Tensor) -> None:
-        """Add a batch: summed loss in nats, number of targets, UTF-8 bytes of the targets."""
-        # To the device of the sums first: the other one may have no float64 to convert to.
-        self.loss += loss.to(self.loss.device).to(self.loss.dtype)
-        self.targets += targets.to(self.targets)
-        self.bytes += n_bytes.to(self.bytes)
-
-    def _apply(self, fn: Callable[..., Any], exclude_state: Any = "") -> nn.Module:
-        """Move with the model, to the CPU where its device cannot hold the sums, and keep types:
-        a model in bfloat16 is scored as exactly."""
-        target = fn(torch.empty(0, device=self.device)).device
-        device = target if holds_float64(target) else torch.device("cpu")
-        return super()._apply(lambda state: state.to(device), exclude_state)
-
-    def compute(self) -> dict[str, float]:
-        """loss (nats per token), perplexity, bits_per_byte, targets."""
-        total, targets, n_bytes = self.loss.item(), self.targets.item(), self.bytes.item()
-        loss = total / targets if targets else math.nan
-        return {
-            "loss": loss,
-            "perplexity": math.exp(loss) if loss < 700 else math.inf,
-            "bits_per_byte": total / math.log(2) / n_bytes if n_bytes else math.nan,
-            "targets": targets,
-        }
+from llama_lab.training.token_loss import TokenLoss
 
 
 class LanguageModel(LightningModule):

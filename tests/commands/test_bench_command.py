@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from llama_lab.bench.config_speed import BenchResult, DecodingSpeed, StepMs
+from llama_lab.bench.limits import PHASES
 from llama_lab.cli import main
 from llama_lab.commands.bench import print_table
-from llama_lab.lab.bench import BenchResult, DecodingSpeed, StepMs
-from llama_lab.lab.limits import PHASES
 
 CONFIG = """
 model:

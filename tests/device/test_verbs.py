@@ -231,7 +231,7 @@ def test_a_worker_of_a_study_times_trains_scores_and_probes(
 
 def perform(machine: Machine, task: str, settings: dict[str, Any]) -> Any:
     request = {"do": task, "with": settings, "log": str(machine.folder / "log.txt")}
-    answer = machine.call("llama_lab.lab.worker:perform", request=request)
+    answer = machine.call("llama_lab.studies.worker:perform", request=request)
     assert answer["end"] == "finished", machine.read("log.txt")
     return answer
 

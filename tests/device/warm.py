@@ -27,9 +27,9 @@ from docstring_parser import attrdoc
 
 from llama_lab.cli import main
 from llama_lab.commands import bench, generate, lr_range
-from llama_lab.lab import worker
 from llama_lab.runs import callbacks
 from llama_lab.runs import command_line as trainer_cli
+from llama_lab.studies import worker
 from tests.device import pretended, work
 
 WARM = (bench, generate, lr_range, worker, trainer_cli, work)  # else imported late, each time

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("scipy", reason="a curve's noise needs scipy")
 
 from llama_lab.errors import UserError
-from llama_lab.lab.range_report import findings, sentences
+from llama_lab.reports.range_report import findings, sentences
 from llama_lab.runs.rate_range import RangeTest, Walk, averaged
 
 

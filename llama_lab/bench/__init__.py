@@ -1,0 +1,1 @@
+"""The speed of a config on this machine, and what limits it."""

@@ -1,0 +1,1 @@
+"""Reports: the figures, tables and pages of a study, of a range test and of kernels."""
