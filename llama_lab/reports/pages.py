@@ -74,7 +74,7 @@ def render_page(title: str, sections: Iterable[Section], charts: dict[str, Any])
 
 
 def _resource(name: str) -> str:
-    return resources.files("llama_lab.lab").joinpath(name).read_text(encoding="utf-8")
+    return resources.files("llama_lab.reports").joinpath(name).read_text(encoding="utf-8")
 
 
 def _plotly() -> str:
