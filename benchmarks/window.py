@@ -25,7 +25,7 @@ import torch
 from llama_lab.model.attention import Attention
 from llama_lab.model.cache import DecoderCache
 from llama_lab.model.decoder import DecoderConfig
-from llama_lab.model.masks import Position, Sight
+from llama_lab.model.masks import AttentionMask, Position
 
 DIM, N_HEADS, N_KV_HEADS, WINDOW = 256, 4, 2, 256
 LENGTHS = (512, 1024, 2048, 4096, 8192)
@@ -36,10 +36,10 @@ TURNS = 5
 class MaskedPosition(Position):
     """A window that saves nothing: all scores are computed, and most of them masked."""
 
-    def sight(self, past: int, length: int, device: torch.device) -> Sight:
+    def mask_for(self, past: int, length: int, device: torch.device) -> AttentionMask:
         """The whole mask, one byte a score."""
         seen = torch.ones(length, length, dtype=torch.bool, device=device).tril_()
-        return Sight(seen.triu_(1 - WINDOW), is_causal=False)
+        return AttentionMask(seen.triu_(1 - WINDOW), is_causal=False)
 
 
 WAYS = {"full": Position, "mask": MaskedPosition, "blocks": lambda: Position(WINDOW)}
@@ -58,8 +58,8 @@ class Step:
     def run(self) -> float:
         """Seconds."""
         began = time.perf_counter()
-        places = self.position.at(0, self.x.size(1), self.x.device)
-        self.attention(self.x, places).sum().backward()
+        positions = self.position.at(0, self.x.size(1), self.x.device)
+        self.attention(self.x, positions).sum().backward()
         return time.perf_counter() - began
 
 

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, and how it is read.
+"""Checkpoints: the contents of the file, and safe reading of it.
 
 A checkpoint is Lightning's own dictionary with one key more, ``llama_lab``: plain numbers,
 strings, lists and dicts, so that loading weights only is enough. With it a file is whole in

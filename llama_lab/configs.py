@@ -1,4 +1,4 @@
-"""Where a config, a run and a checkpoint are found by name."""
+"""Lookup of configs, runs and checkpoints by name."""
 
 from __future__ import annotations
 

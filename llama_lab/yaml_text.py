@@ -1,4 +1,4 @@
-"""YAML as settings are written in it: nothing stands twice, and names stay the text they are."""
+"""YAML of settings: no key appears twice, and names stay the text that was written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast a config trains and writes on this machine, beside what the machine can do at most."""
+"""Training and decoding speed of a config, beside the measured ceilings of this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds a training step up, and the setting that would help, from what was measured."""
+"""The limit of a training step, found from measurements, and the setting that would help."""
 
 from __future__ import annotations
 

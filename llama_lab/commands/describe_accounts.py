@@ -1,4 +1,4 @@
-"""What ``llama-lab describe`` counts: one account of a decoder, in the form that JSON has."""
+"""The counts of ``llama-lab describe``, in the form of its JSON output."""
 
 from __future__ import annotations
 

@@ -58,18 +58,18 @@ def main(argv: list[str], prog: str) -> int:
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--output {folder}: is a file; name a folder")
     config = [f"--config={options.CONFIG}", *(f"{f.name}={f.value}" for f in flags)]
-    walks, is_first = train_all(config, test)
+    trials, is_first = train_all(config, test)
     if not is_first:
         return 0
-    walk = averaged(walks)
-    if len(walk.rates) < test.steps // 10:
+    trial = averaged(trials)
+    if len(trial.rates) < test.steps // 10:
         raise RunError(
-            f"the loss was not finite after {len(walk.rates)} steps, at a rate of "
-            f"{test.rate(len(walk.rates)):.2g}; lower --lr_min"
+            f"the loss was not finite after {len(trial.rates)} steps, at a rate of "
+            f"{test.rate(len(trial.rates)):.2g}; lower --lr_min"
         )
     folder.mkdir(parents=True, exist_ok=True)
     command = " ".join(["llama-lab", "lr-range", *map(shlex.quote, argv)])
-    print("\n".join(write_range(name, walk, command, folder)))
+    print("\n".join(write_range(name, trial, command, folder)))
     print(f"\nreport: {folder / 'report.html'}", flush=True)
     return 0
 

@@ -1,4 +1,4 @@
-"""Which tokens step k reads: computed from (seed, sequence number), never drawn.
+"""The tokens of step k, computed from (seed, sequence number) and never drawn.
 
 Sequences are numbered from 0 over the whole run. A number fixes its window, a step fixes its
 numbers, and neither depends on what was read before, so a run continues after any sequence on any

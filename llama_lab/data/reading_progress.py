@@ -1,4 +1,4 @@
-"""How far a long reading or encoding is: bytes done, of how many, and the time left."""
+"""Progress of a long reading or encoding: bytes done, bytes in all, and the time left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a sample was learned by heart: what it shares word for word with the training text."""
+"""The longest passage that a sample shares word for word with the training text."""
 
 from __future__ import annotations
 

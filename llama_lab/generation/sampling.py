@@ -1,4 +1,4 @@
-"""How the next id is drawn from a row of logits.
+"""Sampling of the next id from a row of logits.
 
 Shapes: B batch, V vocabulary.
 """

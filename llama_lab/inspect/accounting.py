@@ -1,4 +1,4 @@
-"""What a config costs, counted on the model itself, built on ``meta``: shapes without data."""
+"""Parameters, FLOPs and cache of a config, counted on the model built on ``meta``."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""What a decoder's layers do with a text: how large the stream is, how attention spreads, what is
-dead.
+"""Activity of a decoder's layers on a text: size of the stream, entropy of attention, dead units.
 
 B batch, T time, P positions attended to, D model width, H query heads, K key/value heads,
 E head width, F hidden width.
 
 The model's own code knows nothing of it: hooks hang on the blocks for one forward. One of them
-exchanges the :class:`Places` that attention is given, as a planted fault does.
+exchanges the :class:`TokenPositions` that attention is given, as a planted fault does.
 """
 
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.model.feed_forward import FEED_FORWARDS, relu_squared
-from llama_lab.model.masks import Mixer, Places
+from llama_lab.model.masks import DotProductAttention, TokenPositions
 
 Record = Callable[[str, Tensor], None]
 
@@ -76,8 +75,8 @@ def watch(block: Any, record: Record, stack: ExitStack) -> None:
         record("stream", x.float().square().mean().sqrt())
 
     def attention(attention: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        x, places, *others = arguments
-        return (x, Watched(places.sight, places, partial(record, "attention")), *others)
+        x, positions, *others = arguments
+        return (x, Watched(positions.mask, positions, partial(record, "attention")), *others)
 
     def hidden(down: nn.Module, arguments: tuple[Any, ...]) -> None:
         record("hidden", (arguments[0] == 0).flatten(0, -2).all(dim=0).float().mean())
@@ -88,40 +87,46 @@ def watch(block: Any, record: Record, stack: ExitStack) -> None:
 
 
 @dataclass(frozen=True)
-class Watched(Places):
+class Watched(TokenPositions):
     """Attention does what it does; the entropy of its weights is recorded beside it."""
 
-    sound: Places
+    sound: TokenPositions
     record: Callable[[Tensor], None]
 
     def rotate(self, heads: Tensor) -> Tensor:
         return self.sound.rotate(heads)
 
-    def attend(self, mixer: Mixer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, attention: DotProductAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with torch.autocast(q.device.type, enabled=False):
             full = (h.float() for h in (q, k, v))
-            self.record(self.sound.attend(Entropy(mixer), *full).mean())
-        return self.sound.attend(mixer, q, k, v)
+            self.record(self.sound.attend(Entropy(attention), *full).mean())
+        return self.sound.attend(attention, q, k, v)
 
 
 @dataclass(frozen=True)
 class Entropy:
-    """Entropy of the weights that ``mixer`` gives to the keys, in nats: ``[B, H, T, 1]``.
+    """Entropy of the weights that ``attention`` gives to the keys, in nats: ``[B, H, T, 1]``.
 
     Fused attention shows no weights. But what it mixes of one-hot values is the weights, of E keys
     at a time, and so they hold whatever mask, bias, cap or sink the layer has. What the keys do not
     get, a sink does.
     """
 
-    mixer: Mixer
+    attention: DotProductAttention
 
-    def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
-        """Where :meth:`Attention.mix` gives what is mixed."""
-        return self.of(lambda one_hot: self.mixer.mix(q, k, one_hot, mask, is_causal), q, v)
+    def dot_product(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool
+    ) -> Tensor:
+        """Where :meth:`Attention.dot_product` gives what is mixed."""
+        return self.of(
+            lambda one_hot: self.attention.dot_product(q, k, one_hot, mask, is_causal), q, v
+        )
 
-    def mix_tiles(self, q: Tensor, k: Tensor, v: Tensor, tiles: BlockMask) -> Tensor:
-        """Where :meth:`Attention.mix_tiles` gives what is mixed."""
-        return self.of(lambda one_hot: self.mixer.mix_tiles(q, k, one_hot, tiles), q, v)
+    def dot_product_in_tiles(self, q: Tensor, k: Tensor, v: Tensor, tiles: BlockMask) -> Tensor:
+        """Where :meth:`Attention.dot_product_in_tiles` gives what is mixed."""
+        return self.of(
+            lambda one_hot: self.attention.dot_product_in_tiles(q, k, one_hot, tiles), q, v
+        )
 
     def of(self, mixed: Callable[[Tensor], Tensor], q: Tensor, v: Tensor) -> Tensor:
         """Of the weights by which ``mixed`` mixes values."""

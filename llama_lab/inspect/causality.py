@@ -1,4 +1,4 @@
-"""Whether a decoder predicts a token without having seen it.
+"""The causality probe: does a later token change earlier logits?
 
 T time, V vocabulary.
 """

@@ -1,4 +1,4 @@
-"""What this machine can do at most, measured: products of matrices, and reading of memory.
+"""Measured ceilings of this machine: matrix products, and reading of memory.
 
 Every ceiling is the best of several tries: whatever else the machine does takes away and never
 adds. No try draws from torch's global generators.

@@ -4,8 +4,8 @@ B batch, T time, P positions attended to, H query heads, K key/value heads, E he
 R rotated coordinates.
 
 The model's own code knows nothing of them. A fault hangs on hooks: before attention runs, one
-exchanges the :class:`Places` that it is given. No tensor comes or goes, so that weights move freely
-between a sound decoder and a faulty one.
+exchanges the :class:`TokenPositions` that it is given. No tensor comes or goes, so that weights
+move freely between a sound decoder and a faulty one.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,7 +19,14 @@ from llama_lab.model.block import BLOCKS, Block
 from llama_lab.model.config import DecoderConfig
 from llama_lab.model.decoder import Decoder
 from llama_lab.model.layers import LayerKind
-from llama_lab.model.masks import BiasedSight, Mixer, Places, Position, Sight, distances
+from llama_lab.model.masks import (
+    AttentionMask,
+    BiasMask,
+    DotProductAttention,
+    Position,
+    TokenPositions,
+    distances,
+)
 from llama_lab.model.positions import AlibiPosition
 from llama_lab.model.rope.rotation import (
     FirstCoordinates,
@@ -41,7 +48,7 @@ FLAG = "model.fault"
 
 
 @dataclass(frozen=True)
-class TurnedApart(Places):
+class TurnedApart(TokenPositions):
     """Attention turns its queries first and its keys second: here each in a way of its own."""
 
     turns: Iterator[Callable[[Tensor], Tensor]]
@@ -51,30 +58,30 @@ class TurnedApart(Places):
 
 
 @dataclass(frozen=True)
-class Altered(Places):
+class Altered(TokenPositions):
     """Queries, keys and values, the cache's among them, are changed before they are mixed."""
 
-    sound: Places
+    sound: TokenPositions
     alter: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
     def rotate(self, heads: Tensor) -> Tensor:
         return self.sound.rotate(heads)
 
-    def attend(self, mixer: Mixer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return self.sound.attend(mixer, *self.alter(q, k, v))
+    def attend(self, attention: DotProductAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self.sound.attend(attention, *self.alter(q, k, v))
 
 
 @dataclass(frozen=True)
-class Unmasked(Places):
+class Unmasked(TokenPositions):
     """The future is seen; a window still hides what lies further back."""
 
-    sound: Places
+    sound: TokenPositions
     position: Position
 
     def rotate(self, heads: Tensor) -> Tensor:
         return self.sound.rotate(heads)
 
-    def attend(self, mixer: Mixer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, attention: DotProductAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         n_queries, window = q.size(2), self.position.window
         distance = distances(k.size(2) - n_queries, n_queries, q.device)
         if isinstance(self.position, AlibiPosition):
@@ -82,18 +89,20 @@ class Unmasked(Places):
             bias = -self.position.slopes(q.device)[:, None, None] * distance
             if window is not None:
                 bias = bias.masked_fill(distance >= window, float("-inf"))
-            return BiasedSight(bias[None], is_causal=False).attend(mixer, q, k, v)
+            return BiasMask(bias[None], is_causal=False).attend(attention, q, k, v)
         mask = None if window is None else distance < window
-        return Sight(mask, is_causal=False).attend(mixer, q, k, v)
+        return AttentionMask(mask, is_causal=False).attend(attention, q, k, v)
 
 
-def exchange_places(decoder: Decoder, exchange: Callable[[Places, LayerKind], Places]) -> None:
-    """Give each layer's attention what ``exchange`` makes of its places."""
+def exchange_positions(
+    decoder: Decoder, exchange: Callable[[TokenPositions, LayerKind], TokenPositions]
+) -> None:
+    """Give each layer's attention what ``exchange`` makes of its positions."""
 
     def hang(block: nn.Module, kind: LayerKind) -> None:
         def hook(attention: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-            x, places, *others = arguments
-            return (x, exchange(places, kind), *others)
+            x, positions, *others = arguments
+            return (x, exchange(positions, kind), *others)
 
         assert isinstance(block, Block)
         block.attention.register_forward_pre_hook(hook)
@@ -103,18 +112,18 @@ def exchange_places(decoder: Decoder, exchange: Callable[[Places, LayerKind], Pl
 
 
 def rope_queries_only(decoder: Decoder) -> None:
-    """Queries are turned to their places, keys are not.
+    """Queries are turned to their positions, keys are not.
 
     Scores then depend on where a query stands instead of how far a key lies behind it. Symptom:
     nothing breaks, loss falls, and ends higher, near that of a model without positions.
     """
 
-    def exchange(places: Places, kind: LayerKind) -> Places:
+    def exchange(positions: TokenPositions, kind: LayerKind) -> TokenPositions:
         if not kind.has_position:
-            return places
-        return TurnedApart(places.sight, iter((places.rotate, lambda keys: keys)))
+            return positions
+        return TurnedApart(positions.mask, iter((positions.rotate, lambda keys: keys)))
 
-    exchange_places(decoder, exchange)
+    exchange_positions(decoder, exchange)
 
 
 def mixed_rope_pairing(decoder: Decoder) -> None:
@@ -125,25 +134,27 @@ def mixed_rope_pairing(decoder: Decoder) -> None:
     and ends somewhat higher than a sound one.
     """
 
-    def exchange(places: Places, kind: LayerKind) -> Places:
+    def exchange(positions: TokenPositions, kind: LayerKind) -> TokenPositions:
         if not kind.has_position:
-            return places
-        turns = iter((places.rotate, in_other_pairing(places).rotate))
-        return TurnedApart(places.sight, turns)
+            return positions
+        turns = iter((positions.rotate, in_other_pairing(positions).rotate))
+        return TurnedApart(positions.mask, turns)
 
-    exchange_places(decoder, exchange)
+    exchange_positions(decoder, exchange)
 
 
-def in_other_pairing(places: Places) -> Places:
+def in_other_pairing(positions: TokenPositions) -> TokenPositions:
     """The same angles, for pairs of the other kind."""
-    if isinstance(places, FirstCoordinates):
-        return replace(places, turned=in_other_pairing(places.turned))
-    assert isinstance(places, HalfPairs)
-    if isinstance(places, InterleavedPairs):
-        cos, sin = (HalfPairs.join(x[..., ::2], x[..., 1::2]) for x in (places.cos, places.sin))
-        return HalfPairs(places.sight, cos=cos, sin=sin)
-    cos, sin = (InterleavedPairs.join(*x.chunk(2, dim=-1)) for x in (places.cos, places.sin))
-    return InterleavedPairs(places.sight, cos=cos, sin=sin)
+    if isinstance(positions, FirstCoordinates):
+        return replace(positions, turned=in_other_pairing(positions.turned))
+    assert isinstance(positions, HalfPairs)
+    if isinstance(positions, InterleavedPairs):
+        cos, sin = (
+            HalfPairs.join(x[..., ::2], x[..., 1::2]) for x in (positions.cos, positions.sin)
+        )
+        return HalfPairs(positions.mask, cos=cos, sin=sin)
+    cos, sin = (InterleavedPairs.join(*x.chunk(2, dim=-1)) for x in (positions.cos, positions.sin))
+    return InterleavedPairs(positions.mask, cos=cos, sin=sin)
 
 
 def no_final_norm(decoder: Decoder) -> None:
@@ -175,7 +186,7 @@ def kv_tiled(decoder: Decoder) -> None:
             module.is_grouped = False
         if isinstance(module, ScoredAttention):
             module.group = 1
-    exchange_places(decoder, lambda places, kind: Altered(places.sight, places, tile))
+    exchange_positions(decoder, lambda positions, kind: Altered(positions.mask, positions, tile))
 
 
 def no_causal_mask(decoder: Decoder) -> None:
@@ -183,11 +194,13 @@ def no_causal_mask(decoder: Decoder) -> None:
 
     Symptom: loss falls towards 0, in validation too, for the token to be predicted is read off;
     generated text is poor, for there the future is missing. Generation works: a token is read when
-    it comes. Those before it stay as they were in a cache, and are made anew, with it in sight,
+    it comes. Those before it stay as they were in a cache, and are made anew, with it visible,
     without one, so that here alone the two give different texts.
     """
-    positions = decoder.layer_positions.of_kind
-    exchange_places(decoder, lambda places, kind: Unmasked(places.sight, places, positions[kind]))
+    of_kind = decoder.layer_positions.of_kind
+    exchange_positions(
+        decoder, lambda positions, kind: Unmasked(positions.mask, positions, of_kind[kind])
+    )
 
 
 def unscaled_scores(decoder: Decoder) -> None:
@@ -201,7 +214,7 @@ def unscaled_scores(decoder: Decoder) -> None:
     def undo(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return q * root, k, v
 
-    exchange_places(decoder, lambda places, kind: Altered(places.sight, places, undo))
+    exchange_positions(decoder, lambda positions, kind: Altered(positions.mask, positions, undo))
 
 
 def idle_rope(config: DecoderConfig) -> str | None:

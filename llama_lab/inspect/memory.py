@@ -1,4 +1,4 @@
-"""What training a config holds in memory, counted on the model itself, built on ``meta``.
+"""Memory that training a config needs, counted on the model built on ``meta``.
 
 B batch, T time, H query heads, E head width.
 """
@@ -116,12 +116,11 @@ def activation_bytes(
 ) -> int:
     """Bytes that autograd keeps of one training step's forward until the backward reads them.
 
-    Every storage counts once. Parameters and the tables of places, which are there before the step,
-    do not count; the casts of a mixed precision do, those of weights among them. Attention that
-    holds no scores counts as fused attention keeps it: queries, keys, values, what comes out, a
+    Every storage counts once. Parameters and the tables of positions, which are there before the
+    step, do not count; the casts of a mixed precision do, those of weights among them. Attention
+    that holds no scores counts as fused attention keeps it: queries, keys, values, the result, a
     logarithm of a sum for each row, and the mask where there is one. Norms count as they run on
-    the CPU, which is at least what a fused kernel keeps; what a step needs only for moments is not
-    counted.
+    the CPU, which is at least what a fused kernel keeps; short-lived buffers are not counted.
 
     Raises:
         RuntimeError: The sizes are beyond what a tensor can have.
@@ -182,7 +181,7 @@ def saved_bytes(decoder: Decoder, tokens: Tensor) -> Counter[int]:
 
 
 def held_before(decoder: Decoder) -> Iterable[Tensor]:
-    """Parameters, and the tables of places."""
+    """Parameters, and the tables of positions."""
     yield from decoder.parameters()
     yield from (m.table for m in decoder.modules() if isinstance(m, TabledPosition))
 

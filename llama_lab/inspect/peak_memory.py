@@ -1,4 +1,4 @@
-"""How much memory a run took at most."""
+"""Peak memory of a run."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from llama_lab.interop.layouts import (
     refuse_differences,
     to_half,
 )
-from llama_lab.interop.parts import Parts, config_of, differing, head_dim_of, parts_of, settled
+from llama_lab.interop.parts import Parts, config_of, differing, head_dim_of, parts_of, resolved
 from llama_lab.interop.tokenizer_files import read_tokenizer, write_tokenizer
 from llama_lab.interop.values import Values, read_json
 from llama_lab.model.decoder import DecoderConfig
@@ -88,7 +88,7 @@ def read_decoder(folder: Path) -> DecoderConfig:
 def _read_config(path: Path) -> tuple[Values, Family, Parts]:
     values = Values(read_json(path), f"{path}: ")
     family = _family(values)
-    return values, family, settled(family.read(values))
+    return values, family, resolved(family.read(values))
 
 
 def _family(values: Values) -> Family:
@@ -231,7 +231,7 @@ def express(config: DecoderConfig) -> tuple[Family, dict[str, Any]]:
 def _lacking(family: Family, parts: Parts, keys: Mapping[str, Any]) -> Iterator[str]:
     """The settings that the family's config for ``parts`` does not give back."""
     try:
-        back = settled(family.read(Values(keys, "")))
+        back = resolved(family.read(Values(keys, "")))
     except UserError as error:
         yield str(error)
         return

@@ -1,4 +1,4 @@
-"""Which of a family's tensors a decoder's tensors are, and how one becomes the other.
+"""Layouts: which of a family's tensors holds each of a decoder's, and the conversion.
 
 H heads, E head width. Torch keeps a matrix as [out, in].
 """

@@ -43,10 +43,10 @@ def parts_of(config: DecoderConfig) -> Parts:
         parts["norm.bias"] = config.norm.bias is not False
     if config.position.kind == "rope" and config.position.rope_theta is None:
         parts["position.rope_theta"] = 10000.0
-    return settled(parts)
+    return resolved(parts)
 
 
-def settled(parts: Parts) -> Parts:
+def resolved(parts: Parts) -> Parts:
     """One form for settings that can be written in several."""
     parts = {**parts, **with_defaults(parts)}
     if parts.get("attention.head_dim") == parts["dim"] // parts["attention.n_heads"]:
@@ -73,7 +73,7 @@ def _bases(parts: Parts) -> Parts:
 
 
 def differing(parts: Mapping[str, Any], others: Mapping[str, Any]) -> list[str]:
-    """The names of the settings in which two settled decoders differ."""
+    """The names of the settings in which two decoders differ."""
     names = sorted(parts.keys() | others.keys())
     return [name for name in names if not _same(parts.get(name), others.get(name))]
 

@@ -1,4 +1,4 @@
-"""How a config states rope: its base and how it is stretched, in the old dialect and the new.
+"""Entries for RoPE: the base and its scaling in the old and in the new config format.
 
 Old (transformers 4): ``rope_theta`` at the top, ``rope_scaling`` beside it with ``type`` or
 ``rope_type``; some files have the base in ``rope_scaling`` too. New (5): both in
@@ -34,7 +34,7 @@ UNKNOWN_FACTORS = {
 }
 
 
-class Places(NamedTuple):
+class RopeKeys(NamedTuple):
     """Where a config may say each thing about rope.
 
     Attributes:
@@ -76,7 +76,7 @@ class Rope(Entry):
             found["position.rope_local_theta"] = local if is_used else None
         return found
 
-    def _places(self, values: Values) -> Places:
+    def _places(self, values: Values) -> RopeKeys:
         """Every place of a config where rope is said; one that the family has not is refused."""
         old, new = values.group("rope_scaling"), values.group("rope_parameters")
         by_layer = [
@@ -97,7 +97,7 @@ class Rope(Entry):
             full, local = new.group(GLOBAL_LAYERS), new.group(WINDOWED_LAYERS)
         else:
             full, local = new, None
-        return Places(
+        return RopeKeys(
             bases=[*_inside(full, old), (values, "rope_theta")],
             local_bases=[*_inside(local), (values, "rope_local_base_freq")],
             scalings=[group for group in (full, old) if group is not None and group.content],

@@ -1,4 +1,4 @@
-"""What the writings of a part run on, and how a pair of them is described.
+"""Inputs of the two writings of a part, and the classes that describe a pair.
 
 B batch, T time, D model width, E head width.
 """
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from llama_lab.inspect.memory import PRECISIONS, Precision
-from llama_lab.kernels.kernel_study import Sizes
+from llama_lab.kernels.kernel_study import KernelSizes
 from llama_lab.model.initialise import seeded_generator
 
 Outputs = Tensor | tuple[Tensor, ...]
@@ -29,7 +29,7 @@ class Skipped(Exception):
 class Bench:
     """Where the writings run, and what they run on."""
 
-    sizes: Sizes
+    sizes: KernelSizes
     device: torch.device
     precision: Precision
 

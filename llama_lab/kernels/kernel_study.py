@@ -24,7 +24,7 @@ EVERY = "all"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes:
+class KernelSizes:
     """What a part is given, in the decoder's own names."""
 
     batch_size: int
@@ -70,7 +70,7 @@ class PartStudy:
     expectation: str
     parts: tuple[str, ...]
     """Names of pairs, in the order of ``parts.PARTS``."""
-    sizes: dict[str, Sizes]
+    sizes: dict[str, KernelSizes]
     """By a name of the author's choice."""
     turns: int
     """How often both writings of a pair are timed, one after the other."""
@@ -138,23 +138,23 @@ def _parts(value: Any, known: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in known if name in value)
 
 
-def _all_sizes(value: Any) -> dict[str, Sizes]:
-    names = ", ".join(field.name for field in fields(Sizes))
+def _all_sizes(value: Any) -> dict[str, KernelSizes]:
+    names = ", ".join(field.name for field in fields(KernelSizes))
     fits = isinstance(value, Mapping) and bool(value)
     require(fits, "sizes", value, f"give `name: {{…}}` lines with {names}")
     return {str(name): _sizes(str(name), sizes) for name, sizes in value.items()}
 
 
-def _sizes(name: str, value: Any) -> Sizes:
+def _sizes(name: str, value: Any) -> KernelSizes:
     where = f"sizes.{name}"
     require(isinstance(value, Mapping), where, value, "give settings: `name: value`")
-    refuse_unknown(value, [field.name for field in fields(Sizes)], f"study: {where}")
-    for field in fields(Sizes):
+    refuse_unknown(value, [field.name for field in fields(KernelSizes)], f"study: {where}")
+    for field in fields(KernelSizes):
         given = value.get(field.name, field.default)
         require(given is not MISSING, f"{where}.{field.name}", None, "it is missing; give it")
         fits = is_whole(given) and given >= 1
         require(fits, f"{where}.{field.name}", given, "give a whole number of at least 1")
-    sizes = Sizes(**value)
+    sizes = KernelSizes(**value)
     even = sizes.hidden_dim % 2 == 0
     remedy = "give an even number: a plain feed-forward is half as wide again"
     require(even, f"{where}.hidden_dim", sizes.hidden_dim, remedy)

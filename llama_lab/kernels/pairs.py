@@ -35,7 +35,7 @@ from llama_lab.model.attention import Attention
 from llama_lab.model.decoder import Decoder
 from llama_lab.model.initialise import initialise, seeded_generator
 from llama_lab.model.loss import ChunkedLoss, next_token_loss
-from llama_lab.model.masks import Places, Sight
+from llama_lab.model.masks import AttentionMask, TokenPositions
 from llama_lab.training.compiling import Work, compile_regions, missing_compiler, try_out
 from llama_lab.training.optimizers import OptimizerConfig, build_optimizer, parameter_groups
 
@@ -67,7 +67,7 @@ def attention(bench: Bench) -> Pair:
 
     return Pair(
         Writing("scores held", scores_held, (q, k, v)),
-        Writing("fused", lambda: layer.mix(q, k, v, None, True), (q, k, v)),
+        Writing("fused", lambda: layer.dot_product(q, k, v, None, True), (q, k, v)),
     )
 
 
@@ -83,18 +83,18 @@ def grouped_queries(bench: Bench) -> Pair:
 
     return Pair(
         Writing("keys repeated", repeated, (q, k, v)),
-        Writing("enable_gqa", lambda: layer.mix(q, k, v, None, True), (q, k, v)),
+        Writing("enable_gqa", lambda: layer.dot_product(q, k, v, None, True), (q, k, v)),
     )
 
 
 def sublayers(bench: Bench) -> Pair:
     s, x = bench.sizes, bench.stream()
     bench.group()
-    places = Places(Sight(None, is_causal=True))
+    positions = TokenPositions(AttentionMask(None, is_causal=True))
     writings = []
     for label, n_kv_heads in (("multi-head", s.n_heads), ("grouped-query", s.n_kv_heads)):
         layer = attention_of(bench, n_kv_heads)
-        writings.append(Writing(label, partial(layer, x, places), (x, *layer.parameters())))
+        writings.append(Writing(label, partial(layer, x, positions), (x, *layer.parameters())))
     return Pair(*writings)
 
 
@@ -203,9 +203,9 @@ def block(bench: Bench) -> Pair:
     x = bench.stream()
     writings = []
     for label, decoder in zip(("eager", "compiled"), decoders, strict=True):
-        (places,) = decoder.layer_positions.at(0, s.context_length, bench.device)
+        (positions,) = decoder.layer_positions.at(0, s.context_length, bench.device)
         layer = decoder.blocks[0]
-        writings.append(Writing(label, partial(layer, x, places), (x, *layer.parameters())))
+        writings.append(Writing(label, partial(layer, x, positions), (x, *layer.parameters())))
     return Pair(*writings)
 
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from llama_lab.kernels.inputs import Bench, Pair, Writing
 from llama_lab.model.feed_forward import GatedFeedForward, PlainFeedForward
-from llama_lab.model.masks import Places
+from llama_lab.model.masks import TokenPositions
 from llama_lab.model.norms import LayerNorm, RMSNorm
 from llama_lab.model.positions import LearnedPosition
 from llama_lab.model.rope.rotation import HalfPairs, InterleavedPairs, RopePairing, RotaryPosition
@@ -129,9 +129,9 @@ def feed_forwards(bench: Bench) -> Pair:
 def rotary(bench: Bench, pairing: RopePairing) -> HalfPairs:
     s = bench.sizes
     position = RotaryPosition(s.context_length, s.head_dim, theta=THETA, pairing=pairing)
-    places = position.at(0, s.context_length, bench.device)
-    assert isinstance(places, HalfPairs)
-    return places
+    positions = position.at(0, s.context_length, bench.device)
+    assert isinstance(positions, HalfPairs)
+    return positions
 
 
 def queries_and_keys(bench: Bench) -> tuple[Tensor, Tensor]:
@@ -139,32 +139,32 @@ def queries_and_keys(bench: Bench) -> tuple[Tensor, Tensor]:
     return bench.projected("q", s.n_heads), bench.projected("k", s.n_kv_heads)
 
 
-def turned(places: Places, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    return places.rotate(q), places.rotate(k)
+def turned(positions: TokenPositions, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    return positions.rotate(q), positions.rotate(k)
 
 
 def rope(bench: Bench) -> Pair:
     q, k = queries_and_keys(bench)
-    places = rotary(bench, "half")
-    sine = places.sin.chunk(2, dim=-1)[1]  # the first half carries the minus sign
+    positions = rotary(bench, "half")
+    sine = positions.sin.chunk(2, dim=-1)[1]  # the first half carries the minus sign
     sines = torch.cat((sine, sine), dim=-1)
 
     def by_concatenation(heads: Tensor) -> Tensor:
         x = heads.float()
         first, second = x.chunk(2, dim=-1)
-        return (x * places.cos + torch.cat((-second, first), -1) * sines).to(heads.dtype)
+        return (x * positions.cos + torch.cat((-second, first), -1) * sines).to(heads.dtype)
 
     return Pair(
         Writing("by concatenation", lambda: (by_concatenation(q), by_concatenation(k)), (q, k)),
-        Writing("addcmul", lambda: turned(places, q, k), (q, k)),
+        Writing("addcmul", lambda: turned(positions, q, k), (q, k)),
     )
 
 
 def rope_interleaved(bench: Bench) -> Pair:
     q, k = queries_and_keys(bench)
-    places = rotary(bench, "interleaved")
-    assert isinstance(places, InterleavedPairs)
-    angles = torch.complex(places.cos[..., ::2], places.sin[..., 1::2])
+    positions = rotary(bench, "interleaved")
+    assert isinstance(positions, InterleavedPairs)
+    angles = torch.complex(positions.cos[..., ::2], positions.sin[..., 1::2])
 
     def complex_product(heads: Tensor) -> Tensor:
         x = torch.view_as_complex(heads.float().unflatten(-1, (-1, 2)))
@@ -172,7 +172,7 @@ def rope_interleaved(bench: Bench) -> Pair:
 
     return Pair(
         Writing("complex product", lambda: (complex_product(q), complex_product(k)), (q, k)),
-        Writing("addcmul", lambda: turned(places, q, k), (q, k)),
+        Writing("addcmul", lambda: turned(positions, q, k), (q, k)),
     )
 
 
@@ -180,8 +180,8 @@ def positions(bench: Bench) -> Pair:
     s, x = bench.sizes, bench.stream()
     learned = bench.own(LearnedPosition(s.context_length, s.dim))
     q, k = queries_and_keys(bench)
-    places = rotary(bench, "half")
+    positions = rotary(bench, "half")
     return Pair(
         Writing("learned", lambda: learned.embed(x, 0), (x, *learned.parameters())),
-        Writing("rope", lambda: turned(places, q, k), (q, k)),
+        Writing("rope", lambda: turned(positions, q, k), (q, k)),
     )

@@ -16,9 +16,9 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask
 
 from llama_lab.model import flex
-from llama_lab.model.init_schemes import Starting
+from llama_lab.model.init_schemes import WithStartValues
 from llama_lab.model.layer_cache import LayerCache
-from llama_lab.model.masks import Places
+from llama_lab.model.masks import TokenPositions
 from llama_lab.model.norms import NormConfig, build_norm
 from llama_lab.model.settings import (
     nearest_multiple,
@@ -201,20 +201,24 @@ class Attention(nn.Module):
         self.wg = nn.Linear(dim, n_heads * self.head_dim, bias=qkv_bias) if gate else None
         self.wo = nn.Linear(n_heads * self.head_dim, dim, bias=output_bias)
 
-    def forward(self, x: Tensor, places: Places, cache: LayerCache | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, positions: TokenPositions, cache: LayerCache | None = None
+    ) -> Tensor:
         """``[B, T, D]`` to ``[B, T, D]``; a cache gives the positions before, and keeps these."""
-        q = places.rotate(self.split(self.wq(x), self.q_norm, self.head_dim))
-        k = places.rotate(self.split(self.wk(x), self.k_norm, self.head_dim))
+        q = positions.rotate(self.split(self.wq(x), self.q_norm, self.head_dim))
+        k = positions.rotate(self.split(self.wk(x), self.k_norm, self.head_dim))
         v = self.wv(x).unflatten(-1, (-1, self.head_dim))
         q, k, v = (h.transpose(1, 2) for h in (q, k, v))
         if cache is not None:
             k, v = cache.update(k, v)
-        mixed = places.attend(self, q, k, v).transpose(1, 2).flatten(2)
+        mixed = positions.attend(self, q, k, v).transpose(1, 2).flatten(2)
         if self.wg is not None:
             mixed = mixed * self.wg(x).sigmoid()
         return self.wo(mixed)
 
-    def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
+    def dot_product(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool
+    ) -> Tensor:
         """softmax(q kᵀ / √E + mask) v: ``[B, H, T, E]`` and twice ``[B, K, P, E]`` to the first.
 
         Args:
@@ -234,12 +238,12 @@ class Attention(nn.Module):
             enable_gqa=self.is_grouped,
         )
 
-    def mix_tiles(self, q: Tensor, k: Tensor, v: Tensor, tiles: BlockMask) -> Tensor:
+    def dot_product_in_tiles(self, q: Tensor, k: Tensor, v: Tensor, tiles: BlockMask) -> Tensor:
         """As :meth:`mix`, under the mask whose tiles are ``tiles``."""
         return flex.attend(q, k, v, tiles)
 
 
-class ScoredAttention(Attention, Starting):
+class ScoredAttention(Attention, WithStartValues):
     """Attention that does something with its scores, and so holds them: ``[B, H, T, P]``, float32.
 
     With ``cap`` they become cap · tanh(score / cap), before any mask or bias of positions (Gemma 2
@@ -258,7 +262,9 @@ class ScoredAttention(Attention, Starting):
         self.cap = cap
         self.sinks = self.start("sinks", n_heads) if sinks else None
 
-    def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
+    def dot_product(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool
+    ) -> Tensor:
         """As in :class:`Attention`."""
         # Queries that share keys stand side by side, so that no key or value is copied.
         shared = q.unflatten(1, (-1, self.group)).flatten(2, 3)
@@ -269,7 +275,7 @@ class ScoredAttention(Attention, Starting):
         mixed = weights.unflatten(1, (-1, self.group)).flatten(2, 3) @ v
         return mixed.unflatten(2, (self.group, -1)).flatten(1, 2)
 
-    def mix_tiles(self, q: Tensor, k: Tensor, v: Tensor, tiles: BlockMask) -> Tensor:
+    def dot_product_in_tiles(self, q: Tensor, k: Tensor, v: Tensor, tiles: BlockMask) -> Tensor:
         """As in :class:`Attention`, and here no scores are held."""
         return flex.attend(q, k, v, tiles, cap=self.cap, sinks=self.sinks)
 

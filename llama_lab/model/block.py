@@ -13,7 +13,7 @@ from llama_lab.model.attention import build_attention
 from llama_lab.model.config import DecoderConfig
 from llama_lab.model.feed_forward import build_feed_forward
 from llama_lab.model.layer_cache import LayerCache
-from llama_lab.model.masks import Places
+from llama_lab.model.masks import TokenPositions
 from llama_lab.model.norms import NormPlacement, build_norm
 
 
@@ -58,9 +58,11 @@ class PreNormBlock(Block):
     Source: Xiong et al. 2020, arXiv:2002.04745; GPT-2 and LLaMA have it.
     """
 
-    def forward(self, x: Tensor, places: Places, cache: LayerCache | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, positions: TokenPositions, cache: LayerCache | None = None
+    ) -> Tensor:
         """``[B, T, D]`` to ``[B, T, D]``."""
-        x = x + self.dropout(self.attention(self.attention_norm(x), places, cache))
+        x = x + self.dropout(self.attention(self.attention_norm(x), positions, cache))
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
 
@@ -75,9 +77,11 @@ class PostNormBlock(Block):
 
     has_final_norm = False
 
-    def forward(self, x: Tensor, places: Places, cache: LayerCache | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, positions: TokenPositions, cache: LayerCache | None = None
+    ) -> Tensor:
         """``[B, T, D]`` to ``[B, T, D]``."""
-        x = self.attention_norm(x + self.dropout(self.attention(x, places, cache)))
+        x = self.attention_norm(x + self.dropout(self.attention(x, positions, cache)))
         return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
 
 
@@ -97,9 +101,11 @@ class SandwichNormBlock(Block):
         "feed_forward_post_norm",
     )
 
-    def forward(self, x: Tensor, places: Places, cache: LayerCache | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, positions: TokenPositions, cache: LayerCache | None = None
+    ) -> Tensor:
         """``[B, T, D]`` to ``[B, T, D]``."""
-        mixed = self.attention(self.attention_norm(x), places, cache)
+        mixed = self.attention(self.attention_norm(x), positions, cache)
         x = x + self.dropout(self.attention_post_norm(mixed))
         hidden = self.feed_forward(self.feed_forward_norm(x))
         return x + self.dropout(self.feed_forward_post_norm(hidden))
@@ -116,9 +122,11 @@ class ReorderedNormBlock(Block):
 
     norms = ("attention_post_norm", "feed_forward_post_norm")
 
-    def forward(self, x: Tensor, places: Places, cache: LayerCache | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, positions: TokenPositions, cache: LayerCache | None = None
+    ) -> Tensor:
         """``[B, T, D]`` to ``[B, T, D]``."""
-        x = x + self.dropout(self.attention_post_norm(self.attention(x, places, cache)))
+        x = x + self.dropout(self.attention_post_norm(self.attention(x, positions, cache)))
         return x + self.dropout(self.feed_forward_post_norm(self.feed_forward(x)))
 
 
@@ -135,10 +143,12 @@ class ParallelBlock(Block):
 
     norms = ("attention_norm",)
 
-    def forward(self, x: Tensor, places: Places, cache: LayerCache | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, positions: TokenPositions, cache: LayerCache | None = None
+    ) -> Tensor:
         """``[B, T, D]`` to ``[B, T, D]``."""
         normed = self.attention_norm(x)
-        mixed = self.attention(normed, places, cache)
+        mixed = self.attention(normed, positions, cache)
         return x + self.dropout(mixed) + self.dropout(self.feed_forward(normed))
 
 

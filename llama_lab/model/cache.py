@@ -1,4 +1,4 @@
-"""What the layers remember while a text is generated, so that no token is computed twice."""
+"""The cache of a decoder: every layer keeps its keys and values while a text is generated."""
 
 from __future__ import annotations
 

@@ -15,11 +15,11 @@ from llama_lab.model.cache import DecoderCache
 from llama_lab.model.config import DecoderConfig as DecoderConfig
 from llama_lab.model.config import layer_kinds
 from llama_lab.model.flex import serves_heads
-from llama_lab.model.init_schemes import Starting
+from llama_lab.model.init_schemes import WithStartValues
 from llama_lab.model.loss import next_token_loss
 from llama_lab.model.masks import Documents
 from llama_lab.model.norms import build_norm
-from llama_lab.model.positions import LayerPositions, Sizes, build_position
+from llama_lab.model.positions import LayerPositions, PositionSizes, build_position
 from llama_lab.model.settings import require
 from llama_lab.model.softcap import softcap
 
@@ -44,7 +44,7 @@ class ScaledEmbedding(TokenEmbedding):
         return super().forward(input) * self.embedding_dim**0.5
 
 
-class TokenShift(Starting):
+class TokenShift(WithStartValues):
     """x_t + weight · x_(t-1), channel by channel; weights start at 0.
 
     Source: Peng et al. 2023 (RWKV), arXiv:2305.13048, section 3.1, whose layers each mix a token
@@ -93,7 +93,7 @@ class Decoder(nn.Module):
         self.config = config
         embedding = ScaledEmbedding if config.embedding_scale else TokenEmbedding
         block = BLOCKS[config.norm.placement]
-        sizes = Sizes(
+        sizes = PositionSizes(
             config.context_length,
             config.dim,
             config.head_dim,
@@ -150,7 +150,7 @@ class Decoder(nn.Module):
         if cache is not None:
             cache.require_room(*tokens.shape)
             cache.tokens[:, past : past + n_tokens] = tokens
-            if not self.layer_positions.keeps(past, n_tokens):
+            if not self.layer_positions.stays_valid(past, n_tokens):
                 cache.reset()
                 return self.read(cache.tokens[:, : past + n_tokens], cache=cache)[:, past:]
 
@@ -161,14 +161,14 @@ class Decoder(nn.Module):
             begins = None if apart is None else apart.offsets == 0
             x = self.token_shift(x, None if before is None else self.embedding(before), begins)
         if apart is None:
-            places = self.layer_positions.at(past, n_tokens, tokens.device)
+            positions = self.layer_positions.at(past, n_tokens, tokens.device)
             x = self.position_embedding.embed(x, past)
         else:
-            places = self.layer_positions.within(apart)
+            positions = self.layer_positions.within(apart)
             x = self.position_embedding.embed_within(x, apart)
         x = self.dropout(x)
         for i, block in enumerate(self.blocks):
-            x = block(x, places[i], cache=None if cache is None else cache.layers[i])
+            x = block(x, positions[i], cache=None if cache is None else cache.layers[i])
         if cache is not None:
             cache.advance(n_tokens)
         return x

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from llama_lab.model.init_schemes import Starting
+from llama_lab.model.init_schemes import WithStartValues
 from llama_lab.model.settings import (
     refuse_idle,
     require,
@@ -151,7 +151,7 @@ def relu_squared(x: Tensor) -> Tensor:
     return F.relu(x).square()
 
 
-class LearnedSwish(Starting):
+class LearnedSwish(WithStartValues):
     """x · sigmoid(beta · x), where beta is one learned number.
 
     Source: Ramachandran et al. 2017, arXiv:1710.05941.

@@ -65,8 +65,8 @@ def sliding_tiles(window: int, length: int, device: torch.device) -> BlockMask:
     It is worked out tile by tile: ``create_block_mask`` would hold the T × T mask that a window is
     there to avoid. Those that are seen in full are not masked again.
     """
-    places = torch.arange(length // TILE, device=device)
-    nearest = TILE * (places[:, None] - places) - (TILE - 1)
+    positions = torch.arange(length // TILE, device=device)
+    nearest = TILE * (positions[:, None] - positions) - (TILE - 1)
     furthest = nearest + 2 * (TILE - 1)
     seen = (furthest >= 0) & (nearest < window)
     is_full = (nearest >= 0) & (furthest < window)

@@ -1,6 +1,4 @@
-"""How each parameter's first value is chosen: a scheme for matrices and tables, else a start of its
-own, which its module declares.
-"""
+"""First values of the parameters: a scheme for matrices and tables, declared values for others."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -42,7 +40,7 @@ class InitConfig:
             require_positive("model.decoder.init.std", self.std)
 
 
-class Starting(nn.Module):
+class WithStartValues(nn.Module):
     """A module with parameters that start at a value of their own, whatever the scheme.
 
     Gains, temperatures and the like are no matrices, and their shape does not tell their start. The

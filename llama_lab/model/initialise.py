@@ -10,7 +10,7 @@ import hashlib
 import torch
 
 from llama_lab.model.decoder import Decoder
-from llama_lab.model.init_schemes import Starting, build_init
+from llama_lab.model.init_schemes import WithStartValues, build_init
 
 
 @torch.no_grad()
@@ -29,7 +29,7 @@ def initialise(decoder: Decoder, seed: int) -> None:
     """
     scheme = build_init(decoder.config.init, decoder.config.n_layers)
     for path, module in decoder.named_modules():
-        starts = module.starts if isinstance(module, Starting) else {}
+        starts = module.starts if isinstance(module, WithStartValues) else {}
         for leaf, parameter in module.named_parameters(recurse=False):
             name = f"{path}.{leaf}"
             if leaf in starts or leaf == "bias":

@@ -1,4 +1,4 @@
-"""What one layer remembers while a text is generated.
+"""The cache of one layer.
 
 B batch, T new time steps, P positions held, K key/value heads, E head width.
 """

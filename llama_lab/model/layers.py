@@ -1,4 +1,4 @@
-"""In what the layers of one decoder differ."""
+"""The properties in which the layers of one decoder differ."""
 
 from __future__ import annotations
 

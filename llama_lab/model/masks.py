@@ -1,4 +1,4 @@
-"""Where the tokens of one forward stand, as attention sees it: what is visible, and how it turns.
+"""Masks: which keys a query may see; and the positions of the tokens of one forward.
 
 B batch, T time, P positions attended to, D model width, H query heads, K key/value heads,
 E head width, W window.
@@ -19,43 +19,48 @@ from llama_lab.model.devices import holds_float64
 from llama_lab.model.flex import serves_text, sliding_tiles
 
 
-class Mixer(Protocol):
-    """Attention proper: queries ``[B, H, T, E]``, keys and values ``[B, K, P, E]`` to the first."""
+class DotProductAttention(Protocol):
+    """Scaled dot-product attention.
 
-    def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
+    Queries ``[B, H, T, E]``, keys and values ``[B, K, P, E]``; the result has the queries' shape.
+    """
+
+    def dot_product(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool
+    ) -> Tensor:
         """Under a mask or none; where ``is_causal`` token t sees keys 0 to t."""
 
-    def mix_tiles(self, q: Tensor, k: Tensor, v: Tensor, tiles: BlockMask) -> Tensor:
+    def dot_product_in_tiles(self, q: Tensor, k: Tensor, v: Tensor, tiles: BlockMask) -> Tensor:
         """Where ``tiles`` show it, P = T."""
 
 
 @dataclass(frozen=True)
-class Sight:
-    """Which of P keys each of T queries sees; the last query stands at the last key."""
+class AttentionMask:
+    """Which of P keys each of T queries may see; the last query is at the last key."""
 
-    mask: Tensor | None
+    tensor: Tensor | None
     """``[T, P]``, true where a token may look, or what a subclass says; ``None`` where
     ``is_causal`` says it all."""
 
     is_causal: bool
     """Whether token t sees tokens 0 to t of this same forward, and no others exist."""
 
-    def attend(self, mixer: Mixer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """What ``mixer`` makes of the visible part: ``[B, H, T, E]``."""
-        return mixer.mix(q, k, v, self.mask, self.is_causal)
+    def attend(self, attention: DotProductAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """What ``attention`` makes of the visible part: ``[B, H, T, E]``."""
+        return attention.dot_product(q, k, v, self.tensor, self.is_causal)
 
 
 @dataclass(frozen=True)
-class BiasedSight(Sight):
+class BiasMask(AttentionMask):
     """The mask is added to the scores: ``[1, H, T, P]``, float32, -inf where nothing is seen."""
 
-    def attend(self, mixer: Mixer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        mask = None if self.mask is None else self.mask.to(q.dtype)
-        return mixer.mix(q, k, v, mask, self.is_causal)
+    def attend(self, attention: DotProductAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        mask = None if self.tensor is None else self.tensor.to(q.dtype)
+        return attention.dot_product(q, k, v, mask, self.is_causal)
 
 
 @dataclass(frozen=True)
-class BandedSight:
+class BandedMask:
     """A window over many tokens, block by block: a block of W queries sees 2 W keys at most.
 
     Time and scores grow with T · W, not with T². The blocks are laid along the batch, so that one
@@ -64,20 +69,20 @@ class BandedSight:
     """
 
     window: int
-    first: Sight
+    first: AttentionMask
     """W tokens that none precede."""
-    rest: Sight
+    rest: AttentionMask
     """W tokens that W others precede."""
 
-    def attend(self, mixer: Mixer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """As :meth:`Sight.attend`."""
+    def attend(self, attention: DotProductAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """As :meth:`AttentionMask.attend`."""
         n_queries, width = q.size(2), self.window
         # Queries before the first and after the last are added, and cut off again, to fill blocks.
         before, after = k.size(2) - n_queries, -k.size(2) % width
         q, k, v = pad(q, before, after), pad(k, 0, after), pad(v, 0, after)
-        first = self.first.attend(mixer, q[:, :, :width], k[:, :, :width], v[:, :, :width])
+        first = self.first.attend(attention, q[:, :, :width], k[:, :, :width], v[:, :, :width])
         rest = self.rest.attend(
-            mixer,
+            attention,
             lined_up(q, width)[1:],
             lined_up(k, 2 * width, width),
             lined_up(v, 2 * width, width),
@@ -98,17 +103,17 @@ class BandedSight:
 
 
 @dataclass(frozen=True)
-class TiledSight:
+class TiledMask:
     """A window over many tokens, in one kernel that skips the tiles that nothing is seen of."""
 
     tiles: BlockMask
 
-    def attend(self, mixer: Mixer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """As :meth:`Sight.attend`."""
-        return mixer.mix_tiles(q, k, v, self.tiles)
+    def attend(self, attention: DotProductAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """As :meth:`AttentionMask.attend`."""
+        return attention.dot_product_in_tiles(q, k, v, self.tiles)
 
 
-AnySight = Sight | BandedSight | TiledSight
+AnyMask = AttentionMask | BandedMask | TiledMask
 
 
 def pad(x: Tensor, before: int, after: int) -> Tensor:
@@ -117,8 +122,8 @@ def pad(x: Tensor, before: int, after: int) -> Tensor:
 
 
 def lined_up(x: Tensor, size: int, step: int | None = None) -> Tensor:
-    """All texts of ``[B, H, T, E]`` behind each other, and every ``step`` places ``size`` of them:
-    ``[blocks, H, size, E]``, where blocks that overlap share their memory.
+    """All texts of ``[B, H, T, E]`` one after another, and at every ``step`` positions ``size`` of
+    them: ``[blocks, H, size, E]``, where blocks that overlap share their memory.
     """
     return x.transpose(1, 2).flatten(0, 1).unfold(0, size, step or size).transpose(-2, -1)
 
@@ -138,31 +143,31 @@ class Documents:
     @classmethod
     def of(cls, numbers: Tensor) -> "Documents":
         """From a number for each token ``[B, T]``, which changes where a document begins."""
-        places = torch.arange(numbers.size(1), device=numbers.device)
+        positions = torch.arange(numbers.size(1), device=numbers.device)
         begins = numbers != numbers.roll(1, dims=1)
-        starts = torch.where(begins, places, 0).cummax(dim=1).values
-        return cls(places - starts, numbers[:, :, None] == numbers[:, None, :])
+        starts = torch.where(begins, positions, 0).cummax(dim=1).values
+        return cls(positions - starts, numbers[:, :, None] == numbers[:, None, :])
 
 
 def distances(held: int, length: int, device: torch.device) -> Tensor:
     """How far each key lies behind each query, ``[T, P]``: negative in a query's future."""
-    places = torch.arange(held + length, device=device)
-    return places[held:, None] - places
+    positions = torch.arange(held + length, device=device)
+    return positions[held:, None] - positions
 
 
 @dataclass(frozen=True)
-class Places:
-    """Where the T tokens of one forward stand; shared by every layer of one kind."""
+class TokenPositions:
+    """Positions of the T tokens of one forward; every layer of one kind shares them."""
 
-    sight: AnySight
+    mask: AnyMask
 
     def rotate(self, heads: Tensor) -> Tensor:
-        """Queries or keys ``[B, T, H, E]``, turned to their places."""
+        """Queries or keys ``[B, T, H, E]``, turned to their positions."""
         return heads
 
-    def attend(self, mixer: Mixer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """What ``mixer`` makes of the keys and values that each query sees: ``[B, H, T, E]``."""
-        return self.sight.attend(mixer, q, k, v)
+    def attend(self, attention: DotProductAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention over the keys and values that each query sees: ``[B, H, T, E]``."""
+        return self.mask.attend(attention, q, k, v)
 
 
 class Position(nn.Module):
@@ -182,51 +187,51 @@ class Position(nn.Module):
         self.flex = flex
 
     def embed(self, x: Tensor, past: int) -> Tensor:
-        """Embeddings ``[B, T, D]`` of the tokens that follow ``past`` others, with their places."""
+        """Embeddings ``[B, T, D]`` of the tokens behind ``past`` others, with their positions."""
         return x
 
     def embed_within(self, x: Tensor, documents: Documents) -> Tensor:
-        """As :meth:`embed`, each document from place 0."""
+        """As :meth:`embed`, each document from position 0."""
         return x
 
-    def at(self, past: int, length: int, device: torch.device) -> Places:
+    def at(self, past: int, length: int, device: torch.device) -> TokenPositions:
         """What attention needs to know of ``length`` tokens that follow ``past`` others."""
-        return Places(self.sight(past, length, device))
+        return TokenPositions(self.mask_for(past, length, device))
 
-    def within(self, documents: Documents) -> Places:
-        """As :meth:`at`, each document from place 0 and in sight of itself alone."""
-        return Places(self.sight_within(documents))
+    def within(self, documents: Documents) -> TokenPositions:
+        """As :meth:`at`, each document from position 0, seeing itself alone."""
+        return TokenPositions(self.mask_within(documents))
 
-    def sight_within(self, documents: Documents) -> Sight:
+    def mask_within(self, documents: Documents) -> AttentionMask:
         """What tokens see of their documents. The mask is held: ``[B, 1, T, T]``."""
-        return Sight(self.visible_within(documents), is_causal=False)
+        return AttentionMask(self.visible_within(documents), is_causal=False)
 
     def visible_within(self, documents: Documents) -> Tensor:
         """True where a query sees a key of its own document, ``[B, 1, T, T]``."""
         distance = distances(0, documents.offsets.size(1), documents.offsets.device)
         return (documents.same & self.visible(distance))[:, None]
 
-    def keeps(self, past: int, length: int) -> bool:
+    def stays_valid(self, past: int, length: int) -> bool:
         """Whether what was computed for ``past`` tokens stays right when ``length`` follow."""
         return True
 
-    def sight(self, past: int, length: int, device: torch.device) -> AnySight:
+    def mask_for(self, past: int, length: int, device: torch.device) -> AnyMask:
         """What ``length`` tokens see of ``past`` others, as far as the window reaches, and of
         themselves: all of it at once, or in tiles or blocks where that is less work.
         """
         if self.window is None:
-            return self.look(past, length, device)
+            return self.dense_mask(past, length, device)
         if length < 2 * self.window:
-            return self.look(min(past, self.window - 1), length, device)
+            return self.dense_mask(min(past, self.window - 1), length, device)
         if self.flex and serves_text(past, length, device):
-            return TiledSight(sliding_tiles(self.window, length, device))
-        return BandedSight(
+            return TiledMask(sliding_tiles(self.window, length, device))
+        return BandedMask(
             self.window,
-            first=self.look(0, self.window, device),
-            rest=self.look(self.window, self.window, device),
+            first=self.dense_mask(0, self.window, device),
+            rest=self.dense_mask(self.window, self.window, device),
         )
 
-    def look(self, held: int, length: int, device: torch.device) -> Sight:
+    def dense_mask(self, held: int, length: int, device: torch.device) -> AttentionMask:
         """What ``length`` tokens see of ``held`` keys before them and of themselves.
 
         ``is_causal`` aligns the triangle with the upper left corner, so tokens that follow others
@@ -234,8 +239,8 @@ class Position(nn.Module):
         """
         is_unbounded = self.window is None or held + length <= self.window
         if is_unbounded and (held == 0 or length == 1):
-            return Sight(None, is_causal=length > 1)
-        return Sight(self.visible(distances(held, length, device)), is_causal=False)
+            return AttentionMask(None, is_causal=length > 1)
+        return AttentionMask(self.visible(distances(held, length, device)), is_causal=False)
 
     def visible(self, distance: Tensor) -> Tensor:
         """True where a query sees a key that lies ``distance`` ``[T, P]`` behind it."""
@@ -244,13 +249,13 @@ class Position(nn.Module):
         return (distance >= 0) & (distance < self.window)
 
 
-# A table of so many places is made at once; it takes 4 MB for heads of width 128. Those of longer
-# contexts grow as texts do: a context of millions would take gigabytes that few texts ask for.
-FIRST_PLACES = 4096
+# A table of so many positions is made at once; it takes 4 MB for heads of width 128. Tables of
+# longer contexts grow as texts do: a context of millions would take gigabytes, seldom used.
+FIRST_POSITIONS = 4096
 
 
 class TabledPosition(Position):
-    """A kind that reads a fixed table of the places, which grows with the longest text seen: to
+    """A kind that reads a fixed table of the positions, which grows with the longest text seen: to
     twice its size, or to the whole context, if that is enough.
 
     The table is no buffer: a buffer would follow the model into bfloat16, come out of ``meta``
@@ -267,11 +272,11 @@ class TabledPosition(Position):
         self.context_length = context_length
 
     @abstractmethod
-    def make(self, places: Tensor) -> Tensor:
-        """The table's rows at ``places``, float64 ``[P]``, along the result's axis -2."""
+    def make(self, positions: Tensor) -> Tensor:
+        """The table's rows at ``positions``, float64 ``[P]``, along the result's axis -2."""
 
     def rows(self, past: int, length: int, device: torch.device) -> Tensor:
-        """The float32 rows of ``length`` places that follow ``past`` others."""
+        """The float32 rows of ``length`` positions that follow ``past`` others."""
         end, held = past + length, self.table.size(-2)
         if held < end:
             held = max(end, min(2 * held, self.context_length))
@@ -281,17 +286,17 @@ class TabledPosition(Position):
 
     def rows_within(self, documents: Documents) -> Tensor:
         """The float32 rows of tokens that are counted from their documents' beginnings: ``[B, T]``
-        in place of the places.
+        in place of the positions.
         """
         offsets = documents.offsets
         return self.rows(0, offsets.size(1), offsets.device)[..., offsets, :]
 
     def begin_table(self) -> None:
         """Make the first table, on the device that is the default now."""
-        self.tabulate(min(self.context_length, FIRST_PLACES), torch.empty(0).device)
+        self.tabulate(min(self.context_length, FIRST_POSITIONS), torch.empty(0).device)
 
-    def tabulate(self, n_places: int, device: torch.device) -> None:
-        """Make the table of the first ``n_places`` places on ``device``."""
+    def tabulate(self, n_positions: int, device: torch.device) -> None:
+        """Make the table of the first ``n_positions`` positions on ``device``."""
         # `meta` is told by name: there only a table's shape is of use, and arange there imports
         # sympy, which takes seconds. A table born in inference mode could not be trained with
         # afterwards.
@@ -299,11 +304,13 @@ class TabledPosition(Position):
         if device != self.made_for:  # and not in compiled code, which cannot try a device
             holds = not is_meta and holds_float64(device)
             self.made_for, self.made_on = device, device if holds else torch.device("cpu")
-        made = 1 if is_meta else n_places
+        made = 1 if is_meta else n_positions
         with torch.inference_mode(False), torch.no_grad():
-            places = torch.arange(made, dtype=torch.float64, device=self.made_on)
-            table = self.make(places).float().to(device)
-            self.table = table.expand(*table.shape[:-2], n_places, -1) if made < n_places else table
+            positions = torch.arange(made, dtype=torch.float64, device=self.made_on)
+            table = self.make(positions).float().to(device)
+            self.table = (
+                table.expand(*table.shape[:-2], n_positions, -1) if made < n_positions else table
+            )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "TabledPosition":
         # Made where the model goes, before its first forward there, so that a compiled forward
@@ -313,9 +320,3 @@ class TabledPosition(Position):
         if target != self.table.device:
             self.tabulate(self.table.size(-2), target)
         return self
-
-
-def wave_frequencies(width: int, base: float, device: torch.device) -> Tensor:
-    """base^(-2i/width) for i < width/2, in radians a place: float64 ``[width/2]``."""
-    exponents = torch.arange(0, width, 2, dtype=torch.float64, device=device) / width
-    return base**-exponents

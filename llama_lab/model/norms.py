@@ -1,4 +1,4 @@
-"""Normalisation: what it computes. Where it stands around a sublayer is ``block.py``'s matter.
+"""Normalisation layers. Their placement around a sublayer is in ``block.py``.
 
 D model width.
 """
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from llama_lab.model.init_schemes import Starting
+from llama_lab.model.init_schemes import WithStartValues
 from llama_lab.model.settings import (
     refuse_idle,
     require_choice,
@@ -66,7 +66,7 @@ class NormConfig:
         return 1e-5 if self.eps is None else self.eps
 
 
-class LayerNorm(Starting):
+class LayerNorm(WithStartValues):
     """y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias, over the last axis.
 
     The variance divides by D. Source: Ba et al. 2016, arXiv:1607.06450.
@@ -121,7 +121,7 @@ class ShortRMSNorm(torch.autograd.Function):
         return x_grad, products.reshape(-1, gain.numel()).sum(0), None
 
 
-class RMSNorm(Starting):
+class RMSNorm(WithStartValues):
     """y = x / sqrt(mean(x²) + eps) * weight, over the last axis.
 
     Source: Zhang & Sennrich 2019, arXiv:1910.07467.
@@ -172,7 +172,7 @@ class PlainRMSNorm(nn.Module):
         return F.rms_norm(x, self.shape, eps=self.eps)
 
 
-class DynamicTanh(Starting):
+class DynamicTanh(WithStartValues):
     """y = tanh(alpha * x) * weight + bias: squashes outliers without looking at the other entries.
 
     Alpha is one learned number. The authors' language models multiply the embeddings by √D, which

@@ -1,4 +1,4 @@
-"""Where a token stands: added to its embedding, turned into its queries and keys, or a bias.
+"""Position encodings: added to embeddings, rotated into queries and keys, or a bias on scores.
 
 B batch, T time, D model width, H heads (query or key), P positions attended to.
 
@@ -16,15 +16,15 @@ from torch import Tensor, nn
 
 from llama_lab.model.layers import LayerKind
 from llama_lab.model.masks import (
-    BiasedSight,
+    AttentionMask,
+    BiasMask,
     Documents,
-    Places,
     Position,
-    Sight,
     TabledPosition,
+    TokenPositions,
     distances,
-    wave_frequencies,
 )
+from llama_lab.model.rope.frequencies import wave_frequencies
 from llama_lab.model.rope.rotation import (
     PartialRotaryPosition,
     RopePairing,
@@ -161,8 +161,8 @@ class SinusoidalPosition(TabledPosition):
         self.dim = dim
         self.begin_table()
 
-    def make(self, places: Tensor) -> Tensor:
-        angles = places[:, None] * wave_frequencies(self.dim, 10000.0, places.device)
+    def make(self, positions: Tensor) -> Tensor:
+        angles = positions[:, None] * wave_frequencies(self.dim, 10000.0, positions.device)
         return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)[:, : self.dim]
 
     def embed(self, x: Tensor, past: int) -> Tensor:
@@ -184,18 +184,18 @@ class AlibiPosition(Position):
         super().__init__(window)
         self.n_heads = n_heads
 
-    def look(self, held: int, length: int, device: torch.device) -> Sight:
+    def dense_mask(self, held: int, length: int, device: torch.device) -> AttentionMask:
         distance = distances(held, length, device)
         return self.biased(distance, self.visible(distance))
 
-    def sight_within(self, documents: Documents) -> Sight:
+    def mask_within(self, documents: Documents) -> AttentionMask:
         distance = distances(0, documents.offsets.size(1), documents.offsets.device)
         return self.biased(distance, self.visible_within(documents))
 
-    def biased(self, distance: Tensor, visible: Tensor) -> Sight:
+    def biased(self, distance: Tensor, visible: Tensor) -> AttentionMask:
         """Scores change by -slope · distance ``[T, P]`` where something is visible."""
         bias = -self.slopes(distance.device)[:, None, None] * distance
-        return BiasedSight(bias[None].masked_fill(~visible, float("-inf")), is_causal=False)
+        return BiasMask(bias[None].masked_fill(~visible, float("-inf")), is_causal=False)
 
     def slopes(self, device: torch.device) -> Tensor:
         """``[H]``, float32."""
@@ -205,7 +205,7 @@ class AlibiPosition(Position):
         return torch.exp2(-8 * shares)
 
 
-class Sizes(NamedTuple):
+class PositionSizes(NamedTuple):
     """What the decoder tells its positions."""
 
     context_length: int
@@ -216,7 +216,7 @@ class Sizes(NamedTuple):
     """Whether flex attention may serve windows of these heads."""
 
 
-def build_rope(config: PositionConfig, sizes: Sizes, layer: LayerKind) -> Position:
+def build_rope(config: PositionConfig, sizes: PositionSizes, layer: LayerKind) -> Position:
     """Rotary positions of one kind of layer, with the defaults where the config says null."""
     theta = config.theta
     scaling = build_rope_scaling(config.rope_scaling, sizes.context_length)
@@ -236,12 +236,12 @@ def build_rope(config: PositionConfig, sizes: Sizes, layer: LayerKind) -> Positi
     )
 
 
-def add_nothing(config: PositionConfig, sizes: Sizes) -> Position:
+def add_nothing(config: PositionConfig, sizes: PositionSizes) -> Position:
     """A side of the embeddings that does nothing."""
     return Position()
 
 
-def tell_nothing(config: PositionConfig, sizes: Sizes, layer: LayerKind) -> Position:
+def tell_nothing(config: PositionConfig, sizes: PositionSizes, layer: LayerKind) -> Position:
     """A side of attention that knows the window alone."""
     return Position(layer.window, sizes.flex)
 
@@ -249,10 +249,10 @@ def tell_nothing(config: PositionConfig, sizes: Sizes, layer: LayerKind) -> Posi
 class PositionParts(NamedTuple):
     """What a kind is made of."""
 
-    embedding: Callable[[PositionConfig, Sizes], Position]
+    embedding: Callable[[PositionConfig, PositionSizes], Position]
     """The side of the embeddings."""
 
-    attention: Callable[[PositionConfig, Sizes, LayerKind], Position]
+    attention: Callable[[PositionConfig, PositionSizes, LayerKind], Position]
     """The side of attention, in layers of one kind."""
 
 
@@ -271,7 +271,7 @@ POSITIONS: dict[PositionKind, PositionParts] = {
 }
 
 
-def build_position(config: PositionConfig, sizes: Sizes) -> Position:
+def build_position(config: PositionConfig, sizes: PositionSizes) -> Position:
     """The positions that ``config`` adds to the embeddings."""
     return POSITIONS[config.kind].embedding(config, sizes)
 
@@ -285,7 +285,9 @@ class LayerPositions(nn.Module):
         kinds: One a layer.
     """
 
-    def __init__(self, config: PositionConfig, sizes: Sizes, kinds: Sequence[LayerKind]) -> None:
+    def __init__(
+        self, config: PositionConfig, sizes: PositionSizes, kinds: Sequence[LayerKind]
+    ) -> None:
         super().__init__()
         self.kinds = kinds
         attention = POSITIONS[config.kind].attention
@@ -295,19 +297,19 @@ class LayerPositions(nn.Module):
         }
         self.modules_of_kinds = nn.ModuleList(self.of_kind.values())
 
-    def at(self, past: int, length: int, device: torch.device) -> list[Places]:
+    def at(self, past: int, length: int, device: torch.device) -> list[TokenPositions]:
         """One a layer, of ``length`` tokens that follow ``past`` others; see :class:`Position`."""
         made = {kind: position.at(past, length, device) for kind, position in self.of_kind.items()}
         return [made[kind] for kind in self.kinds]
 
-    def within(self, documents: Documents) -> list[Places]:
+    def within(self, documents: Documents) -> list[TokenPositions]:
         """One a layer, of documents in a row; see :class:`Position`."""
         made = {kind: position.within(documents) for kind, position in self.of_kind.items()}
         return [made[kind] for kind in self.kinds]
 
-    def keeps(self, past: int, length: int) -> bool:
+    def stays_valid(self, past: int, length: int) -> bool:
         """Whether what the layers made of ``past`` tokens stays right when ``length`` follow."""
-        return all(position.keeps(past, length) for position in self.of_kind.values())
+        return all(position.stays_valid(past, length) for position in self.of_kind.values())
 
 
 def check_rope_width(dim: int, n_heads: int) -> None:

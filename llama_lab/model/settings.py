@@ -1,4 +1,4 @@
-"""How a part refuses its settings: by rule, with the value that arrived and the remedy."""
+"""Checks of settings: each error names the rule, the value that arrived and the remedy."""
 
 from __future__ import annotations
 

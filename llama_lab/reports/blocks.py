@@ -1,4 +1,4 @@
-"""What a report is made of: blocks that each format renders in its own way.
+"""Blocks of a report, which each output format renders.
 
 All text in them is as its author wrote it: escaping is the renderers' work.
 """

@@ -1,4 +1,4 @@
-"""What a report's charts draw, as plain lists: the page picks axes and colours."""
+"""Data of a report's charts, as plain lists: the page picks axes and colours."""
 
 from __future__ import annotations
 

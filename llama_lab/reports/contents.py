@@ -1,4 +1,4 @@
-"""What a report says, in the order in which a reader would ask."""
+"""Contents of a report, in the order in which a reader would ask."""
 
 from __future__ import annotations
 

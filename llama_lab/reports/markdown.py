@@ -1,4 +1,4 @@
-"""A report as GitHub-flavoured Markdown that also reads well as it stands."""
+"""Reports as GitHub-flavoured Markdown, readable as plain text too."""
 
 from __future__ import annotations
 

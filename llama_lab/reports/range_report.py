@@ -1,4 +1,4 @@
-"""What a learning-rate range test found: a page with its curve, and its numbers."""
+"""The report of a learning-rate range test: a page with its curve, and its numbers."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from llama_lab.reports.blocks import Bullets, Chart, Command, Section
 from llama_lab.reports.pages import render_page
 from llama_lab.reports.study_report import write_texts
 from llama_lab.reports.texts import as_json
-from llama_lab.runs.rate_range import Walk
+from llama_lab.runs.rate_range import RangeTrial
 
 
-def findings(walk: Walk) -> dict[str, Any]:
+def findings(trial: RangeTrial) -> dict[str, Any]:
     """What the mean of trainings says; rates are null where its loss does not fall."""
-    falls = walk.falls
+    falls = trial.falls
     return {
-        "steps": len(walk.rates),
-        "trainings": len(walk.each),
-        "fall": walk.fall,
-        "fall_by_chance": walk.fall_by_chance,
-        "steepest_lr": walk.steepest if falls else None,
-        "lowest_lr": walk.lowest if falls else None,
-        "lowest_lr_of_each": [each.lowest for each in walk.each] if falls else None,
-        "lowest_loss": min(walk.smoothed[i] for i in walk.whole) if falls else None,
-        "highest_lr": walk.rates[-1],
+        "steps": len(trial.rates),
+        "trainings": len(trial.each),
+        "fall": trial.fall,
+        "fall_by_chance": trial.fall_by_chance,
+        "steepest_lr": trial.steepest if falls else None,
+        "lowest_lr": trial.lowest if falls else None,
+        "lowest_lr_of_each": [each.lowest for each in trial.each] if falls else None,
+        "lowest_loss": min(trial.smoothed[i] for i in trial.whole) if falls else None,
+        "highest_lr": trial.rates[-1],
     }
 
 
-def sentences(walk: Walk, found: Mapping[str, Any]) -> list[str]:
+def sentences(trial: RangeTrial, found: Mapping[str, Any]) -> list[str]:
     """The findings in words."""
     if found["lowest_lr"] is None:
         return [
             f"no rate can be named: the loss falls by {max(0, found['fall']):.2g} nats at most, "
             f"and noise alone makes up to {found['fall_by_chance']:.2g} of it",
-            f"the loss only rises: lower --lr_min, below {walk.rates[0]:.2g}"
-            if walk.rises
+            f"the loss only rises: lower --lr_min, below {trial.rates[0]:.2g}"
+            if trial.rises
             else f"the rates are too low to learn in so few steps: raise --lr_max, above "
             f"{found['highest_lr']:.2g}, or --steps",
         ]
     end = (
         f"above {found['highest_lr']:.2g} the training diverged"
-        if walk.left
+        if trial.left
         else f"at {found['highest_lr']:.2g}, the highest, it was still sound: raise --lr_max"
     )
     each = found["lowest_lr_of_each"]
@@ -56,12 +56,12 @@ def sentences(walk: Walk, found: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def write_range(name: str, walk: Walk, command: str, folder: Path) -> list[str]:
+def write_range(name: str, trial: RangeTrial, command: str, folder: Path) -> list[str]:
     """Write ``report.html``, ``results.csv`` and ``results.json``.
 
     Args:
         name: Of the config.
-        walk: The mean of its trainings.
+        trial: The mean of its trainings.
         command: That made them.
         folder: Where to.
 
@@ -72,13 +72,13 @@ def write_range(name: str, walk: Walk, command: str, folder: Path) -> list[str]:
         UserError: Plotly is not installed.
         RunError: The disk is full or refuses.
     """
-    found = findings(walk)
-    said = sentences(walk, found)
-    curve = {"rates": walk.rates, "losses": walk.losses, "smoothed": walk.smoothed}
+    found = findings(trial)
+    said = sentences(trial, found)
+    curve = {"rates": trial.rates, "losses": trial.losses, "smoothed": trial.smoothed}
     of = f", the mean of {found['trainings']} trainings," if found["trainings"] > 1 else ""
     caption = (
         f"Training loss of each step{of} over its learning rate, and the mean of the "
-        f"{2 * walk.span + 1} around each."
+        f"{2 * trial.span + 1} around each."
     )
     contents = [
         Section("What was found", (Bullets(tuple(said)), Chart("range", caption))),
@@ -87,18 +87,18 @@ def write_range(name: str, walk: Walk, command: str, folder: Path) -> list[str]:
     title = f"Learning rates of {name}"
     texts = {
         "report.html": render_page(title, contents, {"arms": [], "range": {**curve, **found}}),
-        "results.csv": as_csv(walk),
+        "results.csv": as_csv(trial),
         "results.json": as_json({"name": name, **found, **curve}, indent=2) + "\n",
     }
     write_texts(texts, folder)
     return said
 
 
-def as_csv(walk: Walk) -> str:
+def as_csv(trial: RangeTrial) -> str:
     """A row a step."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(("step", "lr", "train_loss", "smoothed_loss"))
-    rows = zip(walk.rates, walk.losses, walk.smoothed, strict=True)
+    rows = zip(trial.rates, trial.losses, trial.smoothed, strict=True)
     writer.writerows((i, *row) for i, row in enumerate(rows, 1))
     return file.getvalue()

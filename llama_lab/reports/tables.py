@@ -18,7 +18,7 @@ def number(value: float | None, form: str = ".4f", sign: str = "") -> str:
     return NONE if value is None or not math.isfinite(value) else f"{value:{sign}{form}}"
 
 
-def chance(p: float | None) -> str:
+def as_probability(p: float | None) -> str:
     """A p-value."""
     return "< 0.0001" if p is not None and p < 0.0001 else number(p)
 
@@ -144,7 +144,7 @@ def tests(result: StudyResult) -> Table:
     rows = []
     for arm in compared(result):
         c = arm["comparison"]
-        flip = chance(c["sign_flip_p"]) + ("" if c["sign_flip_exact"] else " (drawn)")
+        flip = as_probability(c["sign_flip_p"]) + ("" if c["sign_flip_exact"] else " (drawn)")
         rows.append(
             (
                 arm["name"],
@@ -154,8 +154,8 @@ def tests(result: StudyResult) -> Table:
                 number(c["difference"], sign="+"),
                 interval(c),
                 number(c["t"], ".2f"),
-                chance(c["p"]),
-                chance(arm["p_holm"]),
+                as_probability(c["p"]),
+                as_probability(arm["p_holm"]),
                 flip,
             )
         )

@@ -1,1 +1,1 @@
-"""What surrounds a training: its command line, rules, records, checkpoints and progress."""
+"""Everything around a training: command line, rules, records, checkpoints, progress."""

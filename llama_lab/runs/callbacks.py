@@ -1,4 +1,4 @@
-"""What happens around the training steps: seeds, metrics and sample texts."""
+"""Callbacks around the training steps: seeds, metrics and sample texts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llama_lab.inspect.accounting import flops_per_token
 from llama_lab.inspect.ceilings import product_dtype, run_ceiling
 from llama_lab.model.devices import answers_at_once
 from llama_lab.runs.events import RunEvents
-from llama_lab.training.compiling import Work, settle
+from llama_lab.training.compiling import Work, decide_compilation
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.steps import finished_step, logged_step
 
@@ -39,18 +39,18 @@ class BlockCompiler(Callback):
         """For training."""
         assert isinstance(pl_module, LanguageModel)
         pl_module.train()
-        self.settle(trainer, pl_module)
+        self.decide(trainer, pl_module)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """For the scoring of a checkpoint; in the middle of a run, blocks run as they are."""
         if trainer.state.fn != "fit":
-            self.settle(trainer, pl_module)
+            self.decide(trainer, pl_module)
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """For the scoring of a checkpoint."""
-        self.settle(trainer, pl_module)
+        self.decide(trainer, pl_module)
 
-    def settle(self, trainer: Trainer, module: LightningModule) -> None:
+    def decide(self, trainer: Trainer, module: LightningModule) -> None:
         """Decide, once."""
         assert isinstance(module, LanguageModel)
         data, parts = data_of(trainer), trainer.world_size * trainer.accumulate_grad_batches
@@ -69,7 +69,7 @@ class BlockCompiler(Callback):
                 apart = torch.zeros_like(tokens) if data.config.document_mask else None
                 return loss(tokens, targets, apart)
 
-        module.compilation = settle(
+        module.compilation = decide_compilation(
             module.compile_setting, module.network, work, training=training, score=score
         )
 

@@ -1,4 +1,4 @@
-"""When a run is written to disk, and how the file gets there whole."""
+"""Checkpoint callbacks: when a file is written, and how it reaches the disk whole."""
 
 from __future__ import annotations
 

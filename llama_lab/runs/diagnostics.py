@@ -1,4 +1,4 @@
-"""What goes on inside a run's layers, at the steps that ``--diagnostics_every`` asks for."""
+"""Measurements inside a run's layers, at the steps that ``--diagnostics_every`` asks for."""
 
 from __future__ import annotations
 

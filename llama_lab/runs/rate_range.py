@@ -77,7 +77,7 @@ class RangeTest:
 
 
 @dataclass(kw_only=True)
-class Walk:
+class RangeTrial:
     """What the test saw: a rate and a training loss (nats per token) for each step."""
 
     rates: list[float] = field(default_factory=list)
@@ -87,8 +87,8 @@ class Walk:
     lowest_running: float = math.inf
     left: bool = False
     """Whether the loss has left for good: it is not finite, or far above where it was."""
-    each: tuple[Walk, ...] = ()
-    """The walks that this one is the mean of, if any."""
+    each: tuple[RangeTrial, ...] = ()
+    """The trials that this one is the mean of, if any."""
 
     def add(self, rate: float, loss: float) -> None:
         """Take a step's loss."""
@@ -181,14 +181,14 @@ class Walk:
         return self.rates[falls[max(falls)]] if falls else self.lowest
 
 
-def averaged(walks: Sequence[Walk]) -> Walk:
-    """The mean of several walks, as far as all of them went."""
-    length = min(len(walk.losses) for walk in walks)
-    return Walk(
-        rates=walks[0].rates[:length],
-        losses=[fmean(walk.losses[i] for walk in walks) for i in range(length)],
-        left=any(walk.left for walk in walks),
-        each=tuple(walks),
+def averaged(trials: Sequence[RangeTrial]) -> RangeTrial:
+    """The mean of several trials, as far as all of them went."""
+    length = min(len(trial.losses) for trial in trials)
+    return RangeTrial(
+        rates=trials[0].rates[:length],
+        losses=[fmean(trial.losses[i] for trial in trials) for i in range(length)],
+        left=any(trial.left for trial in trials),
+        each=tuple(trials),
     )
 
 
@@ -196,7 +196,7 @@ class GrowingRate(Callback):
     """Sets the rate of every step, all groups in proportion, and ends where the loss has left."""
 
     def __init__(self, test: RangeTest, peak: float) -> None:
-        self.test, self.peak, self.walk = test, peak, Walk()
+        self.test, self.peak, self.trial = test, peak, RangeTrial()
 
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
@@ -216,8 +216,8 @@ class GrowingRate(Callback):
             return
         loss, _ = pl_module.meter.read_synced()
         pl_module.meter.reset()
-        self.walk.add(self.test.rate(trainer.global_step - 1), loss)
-        trainer.should_stop = self.walk.left
+        self.trial.add(self.test.rate(trainer.global_step - 1), loss)
+        trainer.should_stop = self.trial.left
 
 
 class RangeCLI(LabCLI):
@@ -243,22 +243,22 @@ class RangeCLI(LabCLI):
         """Without validation."""
         return super().instantiate_trainer(limit_val_batches=0, **kwargs)
 
-    def walk(self) -> Walk:
+    def trial(self) -> RangeTrial:
         """Carry the test out."""
         self._run(self.trainer.fit)
-        return self.growing.walk
+        return self.growing.trial
 
 
-def train_all(args: list[str], test: RangeTest) -> tuple[list[Walk], bool]:
-    """The walks of all trainings, and whether this process is the one that reports.
+def train_all(args: list[str], test: RangeTest) -> tuple[list[RangeTrial], bool]:
+    """The trials of all trainings, and whether this process is the one that reports.
 
     Args:
         args: Of ``fit``.
         test: The rates, and how many trainings.
     """
-    walks, is_first = [], True
+    trials, is_first = [], True
     for repeat in range(test.trainings):
         cli = RangeCLI(args, test, repeat)
-        walks.append(cli.walk())
+        trials.append(cli.trial())
         is_first = cli.trainer.is_global_zero
-    return walks, is_first
+    return trials, is_first

@@ -1,4 +1,4 @@
-"""What stays of a run on disk: its folder, its settings, its metrics, and nothing twice."""
+"""Records of a run on disk: its folder, its settings and its metrics, without duplicates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which settings a run refuses: those that would do nothing, and those a checkpoint decides."""
+"""Rules of a run: settings that would do nothing, or that a checkpoint decides, are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run prints: a bar on a terminal, plain lines elsewhere, and its closing words."""
+"""Progress of a run: a bar on a terminal, plain lines elsewhere, and the closing lines."""
 
 from __future__ import annotations
 

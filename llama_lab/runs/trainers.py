@@ -11,7 +11,7 @@ from lightning.pytorch import Trainer
 
 from llama_lab.errors import UserError
 from llama_lab.runs import automatic, rules
-from llama_lab.training.precision import settle_precision
+from llama_lab.training.precision import resolve_precision
 
 
 def build_trainer(build: Callable[..., Trainer], *, precision: object, **settings: Any) -> Trainer:
@@ -31,5 +31,5 @@ def build_trainer(build: Callable[..., Trainer], *, precision: object, **setting
             f"--trainer.precision {precision}: half precision needs a GPU (Lightning would take "
             "another without asking); set bf16-mixed or 32-true"
         )
-    settle_precision(trainer)
+    resolve_precision(trainer)
     return trainer

@@ -1,4 +1,4 @@
-"""What the folders of a study's runs say, put together as results."""
+"""Results of a study, collected from the folders of its runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the runs of a study to its results: receipts first, then statistics."""
+"""Conclusion of a study: receipts are compared first, then statistics are computed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from llama_lab.studies.collect import collect_arm, collect_run
-from llama_lab.studies.conclusions import Family, Runs, describe_family
+from llama_lab.studies.conclusions import ComparisonFamily, Runs, describe_family
 from llama_lab.studies.results import RunResult, StudyResult
 from llama_lab.studies.study import UNITS
 from llama_lab.studies.study_run import StudyRun
@@ -48,7 +48,7 @@ def conclude(run: StudyRun, command: str) -> StudyResult:
             for name, planned in arms.items()
         ],
         family=dataclasses.asdict(family),
-        chance=chance(run),
+        chance=sources_of_chance(run),
         notes=notes(run, by_arm),
         threads=run.ledger.threads,
         device=receipt.get("device", {}),
@@ -82,7 +82,7 @@ def depth(planned: dict[str, Any], name: str) -> int:
     return steps
 
 
-def family_of(run: StudyRun, by_arm: dict[str, list[RunResult]]) -> Family:
+def family_of(run: StudyRun, by_arm: dict[str, list[RunResult]]) -> ComparisonFamily:
     """The study's conclusions about its primary measure."""
     study, base = run.study, run.study.reference_arm.name
     runs = {name: runs_of(results) for name, results in by_arm.items()}
@@ -110,7 +110,7 @@ def runs_of(results: list[RunResult]) -> Runs:
     )
 
 
-def chance(run: StudyRun) -> list[str]:
+def sources_of_chance(run: StudyRun) -> list[str]:
     """What a seed varies, and what stays fixed."""
     dropout = any(planned.decoder.dropout for planned in run.arms)
     offset = any(planned.arm.seed_offset for planned in run.arms)

@@ -1,4 +1,4 @@
-"""What a study's numbers allow one to say: a verdict and a sentence for each arm."""
+"""Verdicts of a study: one, and a sentence, for each arm."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class ArmConclusion:
 
 
 @dataclass(frozen=True)
-class Family:
+class ComparisonFamily:
     """All that a study concludes about its primary measure; ``dataclasses.asdict`` holds it."""
 
     seeds: tuple[int, ...]
@@ -116,7 +116,7 @@ def describe_family(
     plan: Sequence[int] = (),
     higher_is_better: bool = False,
     unit: str = "bits per byte",
-) -> Family:
+) -> ComparisonFamily:
     """Draw a study's conclusions about its primary measure.
 
     An arm pays or costs where its t-test's p-value, adjusted by Holm's method over all arms, is
@@ -167,7 +167,7 @@ def describe_family(
         higher_is_better=higher_is_better,
         unit=unit,
     )
-    return Family(
+    return ComparisonFamily(
         seeds=look.seeds,
         unit=unit,
         higher_is_better=higher_is_better,

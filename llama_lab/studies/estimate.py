@@ -1,4 +1,4 @@
-"""What a study will run and about how long it will take, said before it does."""
+"""Estimate of the runs and the time of a study, before it begins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a study remembers between its starts: ``study.json`` in its folder, and one lock.
+"""The ledger of a study, kept between its starts: ``study.json`` in its folder, and a lock.
 
 Outcomes of runs are not in it: each run keeps its own (``outcome.json``), so that a kill at any
 moment leaves no account that says something else than the runs' folders.

@@ -1,4 +1,4 @@
-"""From a study's file to runs: every arm parsed by ``fit`` itself, held against the base, matched.
+"""The plan of a study: every arm parsed by ``fit``, compared with the base, and matched.
 
 Whatever would make a comparison unfair is refused here, before anything is trained.
 """

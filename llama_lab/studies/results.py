@@ -1,4 +1,4 @@
-"""What a study found, in the one form that ``results.json`` holds and every report is made from.
+"""Results of a study, in the form of ``results.json``, from which every report is made.
 
 Plain numbers, strings, lists and dicts all the way down, so that ``dataclasses.asdict`` is the
 file. Losses are nats per token, times seconds, sizes bytes.
@@ -124,7 +124,7 @@ class StudyResult:
     seeds: list[int]
     arms: list[ArmResult]
     family: dict[str, Any]
-    """``dataclasses.asdict`` of :class:`llama_lab.studies.statistics.Family`."""
+    """``dataclasses.asdict`` of :class:`llama_lab.studies.statistics.ComparisonFamily`."""
     chance: list[str]
     """Which sources of chance a seed varies, and what stays fixed: a sentence each."""
     notes: list[str]

@@ -1,4 +1,4 @@
-"""Whether two runs did the same work, by what their receipts prove.
+"""Comparison of receipts: did two runs do the same work?
 
 Losses are compared only where these agree.
 """

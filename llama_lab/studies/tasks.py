@@ -1,4 +1,4 @@
-"""What a worker does: train a run and look at what came of it, or time a step.
+"""Tasks of a worker: train a run and examine it, or time a step.
 
 Everything that a task returns is plain, fit for JSON.
 """

@@ -1,5 +1,4 @@
-"""How long a training step takes, in a short trial that says beforehand what a study will cost, and
-how long a decoder takes to write."""
+"""Time of a training step, measured in a short trial, and time of decoding."""
 
 from __future__ import annotations
 

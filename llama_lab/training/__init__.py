@@ -1,1 +1,1 @@
-"""What learns: the LightningModule, its optimisers, schedules, averages and compilation."""
+"""The part that learns: LightningModule, optimisers, schedules, averages, compilation."""

@@ -1,4 +1,4 @@
-"""Whether a decoder runs compiled, and how.
+"""Compilation of a decoder: the decision, and the compiled regions.
 
 Usually in regions: every block, and what comes after the last one up to the loss. Blocks that are
 alike share the code, so that a deep model starts as fast as a shallow one. Compiled whole, from
@@ -86,7 +86,7 @@ class Work:
     length: int
 
 
-def settle(
+def decide_compilation(
     setting: CompileSetting,
     decoder: Decoder,
     work: Work,

@@ -14,7 +14,7 @@ MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 OF_WEIGHTS = {"64-true": torch.float64, "bf16-true": torch.bfloat16, "16-true": torch.float16}
 
 
-def settle_precision(trainer: Trainer) -> None:
+def resolve_precision(trainer: Trainer) -> None:
     """Let autocast work on the trainer's device, and refuse a precision that the device lacks.
 
     Lightning asks for CUDA's autocast on every accelerator that it does not know: there, all would

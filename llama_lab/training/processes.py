@@ -1,4 +1,4 @@
-"""How a run's processes hold its weights."""
+"""Processes of a run: which of them hold the weights whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a run is still worth going on with: its loss and its weights are finite."""
+"""Checks that a run can go on: its loss and its weights are finite."""
 
 from __future__ import annotations
 

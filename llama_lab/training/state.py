@@ -1,4 +1,4 @@
-"""What a run has done so far: it travels in checkpoints and ends in the receipt."""
+"""State of a run: it is saved in checkpoints and ends in the receipt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Questions about where a run stands, in optimiser steps; Lightning counts microbatches."""
+"""Counting in optimiser steps; Lightning counts microbatches."""
 
 from __future__ import annotations
 

@@ -149,8 +149,10 @@ def test_tiled_heads_are_observed_as_they_are_read() -> None:
 def test_activation_rms_is_that_of_the_stream_behind_each_layer() -> None:
     decoder, tokens = build()
     x = decoder.embedding(tokens)
-    places = decoder.layer_positions.at(0, N_TOKENS, x.device)
-    for block, place, found in zip(decoder.blocks, places, observe(decoder, tokens), strict=True):
+    positions = decoder.layer_positions.at(0, N_TOKENS, x.device)
+    for block, place, found in zip(
+        decoder.blocks, positions, observe(decoder, tokens), strict=True
+    ):
         x = block(x, place)
         assert found.activation_rms.item() == pytest.approx(
             math.sqrt(sum(v * v for v in x.flatten().tolist()) / x.numel()), rel=1e-5

@@ -8,7 +8,7 @@ import pytest
 
 from llama_lab.errors import UserError
 from llama_lab.interop.families import FAMILIES
-from llama_lab.interop.parts import differing, settled
+from llama_lab.interop.parts import differing, resolved
 from llama_lab.interop.values import Values
 from tests.interop.test_dialects import read
 
@@ -75,7 +75,7 @@ def test_an_empty_config_is_the_one_that_their_class_makes_of_it(transformers, f
     else:
         few |= {"n_embd": 64, "n_layer": 4, "n_head": 4}
     full = transformers.AutoConfig.for_model(family, **few).to_dict()
-    read_few, read_full = (settled(FAMILIES[family].read(Values(k, ""))) for k in (few, full))
+    read_few, read_full = (resolved(FAMILIES[family].read(Values(k, ""))) for k in (few, full))
     assert not differing(read_few, read_full)
 
 
@@ -83,7 +83,7 @@ def test_a_key_of_gpt2_may_have_its_other_name(transformers) -> None:
     other = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
     other |= {"max_position_embeddings": 64}
     assert transformers.GPT2Config(**other).n_positions == 64
-    plain = settled(FAMILIES["gpt2"].read(Values({"vocab_size": 61, **other}, "")))
+    plain = resolved(FAMILIES["gpt2"].read(Values({"vocab_size": 61, **other}, "")))
     assert not differing(plain, read("gpt2"))
     with pytest.raises(UserError, match="hidden_size 64: contradicts n_embd 32"):
         read("gpt2", hidden_size=64)

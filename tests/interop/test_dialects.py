@@ -9,7 +9,7 @@ import pytest
 
 from llama_lab.errors import UserError
 from llama_lab.interop.families import FAMILIES
-from llama_lab.interop.parts import differing, layer_windows, settled, windows
+from llama_lab.interop.parts import differing, layer_windows, resolved, windows
 from llama_lab.interop.values import Values
 
 LLAMA = {
@@ -25,7 +25,7 @@ GPT2 = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions"
 
 def read(family: str, **keys: Any) -> dict[str, Any]:
     sizes = GPT2 if family == "gpt2" else {**LLAMA, "max_position_embeddings": 8192}
-    return settled(FAMILIES[family].read(Values({**sizes, **keys}, "config.json: ")))
+    return resolved(FAMILIES[family].read(Values({**sizes, **keys}, "config.json: ")))
 
 
 def written(family: str, parts: dict[str, Any]) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def written(family: str, parts: dict[str, Any]) -> dict[str, Any]:
 def test_what_a_family_writes_it_reads_again(family: str) -> None:
     parts = read(family)
     keys = written(family, parts)
-    assert not differing(settled(FAMILIES[family].read(Values(keys, ""))), parts)
+    assert not differing(resolved(FAMILIES[family].read(Values(keys, ""))), parts)
     assert keys["model_type"] == family
     assert keys["architectures"] == [FAMILIES[family].architecture]
 
@@ -97,7 +97,7 @@ def test_both_dialects_of_rope_say_the_same(keys, theta, scaling) -> None:
     old = {k: v for k, v in out.items() if k != "rope_parameters"}
     new = {k: v for k, v in out.items() if k not in ("rope_theta", "rope_scaling")}
     for config in (old, new):
-        assert not differing(settled(FAMILIES["llama"].read(Values(config, ""))), parts)
+        assert not differing(resolved(FAMILIES["llama"].read(Values(config, ""))), parts)
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_what_a_config_leaves_out_is_what_transformers_takes_for_it(transformers
     sizes = GPT2 if family == "gpt2" else {**LLAMA, "num_attention_heads": 32, "hidden_size": 64}
     absent = ("num_key_value_heads", "n_positions")
     keys = {key: value for key, value in sizes.items() if key not in absent}
-    parts = settled(FAMILIES[family].read(Values(keys, "")))
+    parts = resolved(FAMILIES[family].read(Values(keys, "")))
     assert parts["context_length"] == theirs.max_position_embeddings
     assert parts["tie_embeddings"] == theirs.tie_word_embeddings
     if family != "gpt2":
@@ -305,7 +305,7 @@ def test_what_a_config_leaves_out_is_what_transformers_takes_for_it(transformers
         wanted = 32 if alike else theirs.num_key_value_heads
         assert parts["attention.n_kv_heads"] == wanted
         assert parts["norm.eps"] == theirs.rms_norm_eps
-        null = settled(FAMILIES[family].read(Values({**keys, "num_key_value_heads": None}, "")))
+        null = resolved(FAMILIES[family].read(Values({**keys, "num_key_value_heads": None}, "")))
         assert null["attention.n_kv_heads"] == 32
 
 

@@ -23,7 +23,7 @@ from llama_lab.inspect.memory import Precision
 from llama_lab.kernels.inputs import Bench, Pair, Part, Skipped, Writing
 from llama_lab.kernels.kernel_report import HEADER
 from llama_lab.kernels.kernel_run import run_parts
-from llama_lab.kernels.kernel_study import PartStudy, Sizes, parse_part_study, read_part_study
+from llama_lab.kernels.kernel_study import KernelSizes, PartStudy, parse_part_study, read_part_study
 from llama_lab.kernels.pair_timing import PartResult, Runner, check_equal, time_part
 from llama_lab.kernels.pairs import PARTS
 from tests.reports.browser import Browser
@@ -54,7 +54,7 @@ def study(**content: Any) -> PartStudy:
 
 
 def bench(precision: Precision = "32-true", **sizes: int) -> Bench:
-    return Bench(Sizes(**{**TINY, **sizes}), CPU, precision)
+    return Bench(KernelSizes(**{**TINY, **sizes}), CPU, precision)
 
 
 def pair_of(second: Callable[[torch.Tensor], torch.Tensor]) -> Pair:

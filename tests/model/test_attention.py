@@ -15,7 +15,7 @@ from llama_lab.model.attention import (
     ScoredAttention,
     build_attention,
 )
-from llama_lab.model.masks import Position, Sight
+from llama_lab.model.masks import AttentionMask, Position
 from llama_lab.model.norms import NORMS, NormConfig, NormKind, build_norm
 from llama_lab.model.rope.rotation import RotaryPosition
 from tests.model.conftest import assert_rounded
@@ -28,11 +28,11 @@ def textbook(
 ) -> Tensor:
     """Head by head, with the scores, the mask and the softmax written out."""
     head_dim = attention.wq.out_features // n_heads
-    places = position.at(0, x.size(1), CPU)
+    positions = position.at(0, x.size(1), CPU)
     q, k, v = (
         w(x).unflatten(-1, (-1, head_dim)) for w in (attention.wq, attention.wk, attention.wv)
     )
-    q, k = places.rotate(q), places.rotate(k)
+    q, k = positions.rotate(q), positions.rotate(k)
     outputs = []
     for head in range(n_heads):
         shared = head // (n_heads // k.size(2))
@@ -100,7 +100,7 @@ def test_queries_and_keys_are_normalised_by_head_or_together_before_they_are_tur
     norm = NormConfig(kind=kind, eps=None if kind == "dyt" else 1e-2)
     attention = randomised(AttentionConfig(n_kv_heads=2, qk_norm=qk_norm), norm)
     x, position = torch.randn(1, 3, 16), RotaryPosition(8, 4, theta=100.0, pairing="half")
-    places = position.at(0, 3, CPU)
+    positions = position.at(0, 3, CPU)
     heads = []
     for projection, own in ((attention.wq, attention.q_norm), (attention.wk, attention.k_norm)):
         projected = projection(x)
@@ -109,14 +109,14 @@ def test_queries_and_keys_are_normalised_by_head_or_together_before_they_are_tur
             same: Any = build_norm(norm, projected.size(-1) // pieces)
             same.load_state_dict(own.state_dict())
             projected = torch.cat([same(piece) for piece in projected.chunk(pieces, -1)], dim=-1)
-        heads.append(places.rotate(projected.unflatten(-1, (-1, 4))).transpose(1, 2))
+        heads.append(positions.rotate(projected.unflatten(-1, (-1, 4))).transpose(1, 2))
     q, k = heads
     v = attention.wv(x).unflatten(-1, (-1, 4)).transpose(1, 2)
     k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
     future = torch.ones(3, 3).triu(1).bool()
     weights = (q @ k.mT / 2).masked_fill(future, float("-inf")).softmax(-1)
     expected = attention.wo((weights @ v).transpose(1, 2).flatten(2))
-    torch.testing.assert_close(attention(x, places), expected)
+    torch.testing.assert_close(attention(x, positions), expected)
 
 
 @pytest.mark.parametrize("n_kv_heads", [1, 2, 4])
@@ -137,7 +137,8 @@ def test_held_scores_take_masks_and_biases_as_fused_attention_does(
         "bias": torch.randn(4, 5, 7).masked_fill(torch.rand(5, 7) > 0.8, float("-inf")),
     }.get(kind)
     torch.testing.assert_close(
-        scored.mix(q, k, v, mask, kind == "causal"), fused.mix(q, k, v, mask, kind == "causal")
+        scored.dot_product(q, k, v, mask, kind == "causal"),
+        fused.dot_product(q, k, v, mask, kind == "causal"),
     )
 
 
@@ -146,7 +147,7 @@ def test_a_cap_spares_biases_and_masks() -> None:
     attention = randomised(AttentionConfig(softcap=0.1))
     q, k, v = torch.randn(3, 1, 4, 2, 4).unbind()
     far = torch.tensor([[0.0, -1e4], [-1e4, 0.0]])
-    torch.testing.assert_close(attention.mix(q, k, v, far, False), v)
+    torch.testing.assert_close(attention.dot_product(q, k, v, far, False), v)
 
 
 @torch.no_grad()
@@ -155,13 +156,15 @@ def test_a_sink_takes_attention_and_gives_nothing() -> None:
     plain = randomised(AttentionConfig())
     q, k, v = torch.randn(3, 1, 4, 3, 4).unbind()
     attention.sinks.fill_(-1e4)
-    without = plain.mix(q, k, v, None, True)
-    torch.testing.assert_close(attention.mix(q, k, v, None, True), without)
+    without = plain.dot_product(q, k, v, None, True)
+    torch.testing.assert_close(attention.dot_product(q, k, v, None, True), without)
     # Equal to the only score that the first token sees, it takes half.
     attention.sinks.copy_((q[0, :, 0] * k[0, :, 0]).sum(-1) / 2)
-    torch.testing.assert_close(attention.mix(q, k, v, None, True)[:, :, 0], without[:, :, 0] / 2)
+    torch.testing.assert_close(
+        attention.dot_product(q, k, v, None, True)[:, :, 0], without[:, :, 0] / 2
+    )
     attention.sinks.fill_(1e4)
-    assert attention.mix(q, k, v, None, True).abs().max() == 0
+    assert attention.dot_product(q, k, v, None, True).abs().max() == 0
 
 
 @pytest.mark.parametrize("settings", [{"sinks": True}, {"softcap": 5.0}])
@@ -169,9 +172,9 @@ def test_a_sink_takes_attention_and_gives_nothing() -> None:
 def test_held_scores_are_dropped_in_training_only(settings: dict[str, Any]) -> None:
     config = AttentionConfig(n_heads=1, **settings)
     attention = build_attention(config, 16, norm=NormConfig(), dropout=0.5)
-    x, places = torch.randn(1, 4, 16), Position().at(0, 4, CPU)
-    torch.testing.assert_close(attention.eval()(x, places), attention(x, places))
-    first = torch.stack([attention.train()(x, places)[0, 0] for _ in range(20)])
+    x, positions = torch.randn(1, 4, 16), Position().at(0, 4, CPU)
+    torch.testing.assert_close(attention.eval()(x, positions), attention(x, positions))
+    first = torch.stack([attention.train()(x, positions)[0, 0] for _ in range(20)])
     # The first token sees itself alone: its weight is dropped, or doubled.
     assert len(first.unique(dim=0)) == 2
 
@@ -202,10 +205,10 @@ def test_biases_stand_where_they_were_asked_for() -> None:
 
 
 def test_the_mask_of_tokens_that_follow_others_is_aligned_with_the_end() -> None:
-    sight = Position().sight
-    mask = sight(2, 2, CPU).mask
+    mask_for = Position().mask_for
+    mask = mask_for(2, 2, CPU).tensor
     assert mask.int().tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
-    assert not sight(2, 2, CPU).is_causal
-    assert sight(0, 4, CPU) == Sight(None, is_causal=True)
-    assert sight(5, 1, CPU) == Sight(None, is_causal=False)
-    assert sight(0, 1, CPU) == Sight(None, is_causal=False)
+    assert not mask_for(2, 2, CPU).is_causal
+    assert mask_for(0, 4, CPU) == AttentionMask(None, is_causal=True)
+    assert mask_for(5, 1, CPU) == AttentionMask(None, is_causal=False)
+    assert mask_for(0, 1, CPU) == AttentionMask(None, is_causal=False)

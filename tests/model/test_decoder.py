@@ -129,10 +129,10 @@ def test_dropout_acts_on_embeddings_sublayers_and_attention_weights_in_training_
         assert 0.2 < (output == 0).float().mean() < 0.8
 
     attention = Attention(16, 4, 4, qkv_bias=False, output_bias=False, dropout=0.5)
-    x, places = torch.randn(1, 4, 16), Position().at(0, 4, torch.device("cpu"))
-    torch.testing.assert_close(attention.eval()(x, places), attention(x, places))
+    x, positions = torch.randn(1, 4, 16), Position().at(0, 4, torch.device("cpu"))
+    torch.testing.assert_close(attention.eval()(x, positions), attention(x, positions))
     # The first token sees itself alone: its weight of 1 is dropped, or doubled.
-    first = torch.stack([attention.train()(x, places)[0, 0] for _ in range(20)])
+    first = torch.stack([attention.train()(x, positions)[0, 0] for _ in range(20)])
     assert len(first.unique(dim=0)) > 1
 
 

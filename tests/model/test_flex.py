@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.nn.attention import flex_attention as torch_flex
 
 from llama_lab.model import flex
-from llama_lab.model import masks as places
+from llama_lab.model import masks as masks_module
 from llama_lab.model.attention import AttentionConfig, ScoredAttention, build_attention
 from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.model.initialise import initialise
-from llama_lab.model.masks import BandedSight, Position, TiledSight
+from llama_lab.model.masks import BandedMask, Position, TiledMask
 from llama_lab.model.norms import NormConfig
 from llama_lab.model.positions import AlibiPosition
 from tests.model.conftest import assert_rounded
@@ -30,7 +30,7 @@ FUSED = [{}, {"softcap": 2.0}, {"sinks": True}, {"softcap": 2.0, "sinks": True}]
 
 @pytest.fixture
 def serving_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "serves_text", lambda *_: True)
+    monkeypatch.setattr(masks_module, "serves_text", lambda *_: True)
     monkeypatch.setattr(flex, "compiled", lambda: torch_flex.flex_attention)
     # Or it would trace itself at every call, which takes seconds.
     monkeypatch.setattr(torch_flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True, raising=False)
@@ -69,8 +69,8 @@ def test_tiles_give_what_blocks_give(
     attention, x = layer(settings, n_kv_heads), torch.randn(2, LENGTH, 16)
     tiled = Position(WINDOW, flex=True).at(0, LENGTH, CPU)
     banded = Position(WINDOW).at(0, LENGTH, CPU)
-    assert isinstance(tiled.sight, TiledSight)
-    assert isinstance(banded.sight, BandedSight)
+    assert isinstance(tiled.mask, TiledMask)
+    assert isinstance(banded.mask, BandedMask)
     assert isinstance(attention, ScoredAttention) is bool(settings)
     assert_rounded(attention(x, tiled), attention(x, banded))
 
@@ -107,10 +107,10 @@ def test_a_decoder_gives_its_windowed_layers_tiles_and_says_the_same(
 ) -> None:
     decoder = windowed(monkeypatch, position=position)
     tokens = torch.randint(11, (2, LENGTH), generator=torch.Generator().manual_seed(0))
-    sights = [place.sight for place in decoder.layer_positions.at(0, LENGTH, CPU)]
-    assert [isinstance(sight, TiledSight) for sight in sights] == [True, False, True]
+    masks = [place.mask for place in decoder.layer_positions.at(0, LENGTH, CPU)]
+    assert [isinstance(mask, TiledMask) for mask in masks] == [True, False, True]
     tiled = decoder(tokens)
-    monkeypatch.setattr(places, "serves_text", lambda *_: False)
+    monkeypatch.setattr(masks_module, "serves_text", lambda *_: False)
     torch.testing.assert_close(tiled, decoder(tokens), rtol=1e-4, atol=1e-4)
 
 
@@ -119,8 +119,8 @@ def test_alibi_keeps_to_blocks_which_carry_its_bias(
     serving_on_cpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoder = windowed(monkeypatch, position={"kind": "alibi"})
-    sights = [place.sight for place in decoder.layer_positions.at(0, LENGTH, CPU)]
-    assert [isinstance(sight, BandedSight) for sight in sights] == [True, False, True]
+    masks = [place.mask for place in decoder.layer_positions.at(0, LENGTH, CPU)]
+    assert [isinstance(mask, BandedMask) for mask in masks] == [True, False, True]
     assert isinstance(
         decoder.layer_positions.of_kind[decoder.layer_positions.kinds[0]], AlibiPosition
     )

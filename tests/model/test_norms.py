@@ -156,10 +156,10 @@ def test_a_layout_is_its_equation_and_ends_with_a_norm(placement: str) -> None:
             parameter.copy_(torch.rand(parameter.shape) + 0.5)
     tokens = torch.tensor([[1, 5, 9]])
     x = decoder.embedding(tokens)
-    (places,) = decoder.layer_positions.at(0, 3, torch.device("cpu"))
+    (positions,) = decoder.layer_positions.at(0, 3, torch.device("cpu"))
 
     def attention(y: Tensor) -> Tensor:
-        return block.attention(y, places)
+        return block.attention(y, positions)
 
     if placement == "sandwich":
         x = x + rms(attention(rms(x, block.attention_norm)), block.attention_post_norm)

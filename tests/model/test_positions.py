@@ -8,7 +8,7 @@ from torch import Tensor
 
 from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.model.initialise import initialise
-from llama_lab.model.masks import FIRST_PLACES, Position
+from llama_lab.model.masks import FIRST_POSITIONS, Position
 from llama_lab.model.positions import POSITIONS, AlibiPosition, SinusoidalPosition
 from llama_lab.model.rope.rotation import ROPE_PAIRINGS, RopePairing, RotaryPosition
 from llama_lab.model.settings import SettingError
@@ -42,9 +42,9 @@ def test_sinusoidal_positions_have_the_published_values() -> None:
 
 def test_an_odd_width_ends_with_a_sine() -> None:
     added = SinusoidalPosition(8, 3).embed(torch.zeros(1, 3, 3), 0)[0]
-    places = torch.arange(3)
-    torch.testing.assert_close(added[:, 1], places.cos())
-    torch.testing.assert_close(added[:, 2], torch.sin(places / 10000 ** (2 / 3)))
+    positions = torch.arange(3)
+    torch.testing.assert_close(added[:, 1], positions.cos())
+    torch.testing.assert_close(added[:, 2], torch.sin(positions / 10000 ** (2 / 3)))
 
 
 @BOTH_PAIRINGS
@@ -118,16 +118,16 @@ def test_tables_grow_by_doubling_up_to_the_context(kind: str) -> None:
         "sinusoidal": lambda: SinusoidalPosition(10_000, 4),
     }[kind]()
     sizes = []
-    for n_tokens in (1, FIRST_PLACES + 1, 9000, 10_001):
+    for n_tokens in (1, FIRST_POSITIONS + 1, 9000, 10_001):
         rows = position.rows(0, n_tokens, CPU)
         exact = position.make(torch.arange(n_tokens, dtype=torch.float64)).float()
         torch.testing.assert_close(rows, exact, rtol=0, atol=1e-7)
         sizes.append(position.table.size(-2))
-    assert sizes == [FIRST_PLACES, 2 * FIRST_PLACES, 10_000, 10_001]
+    assert sizes == [FIRST_POSITIONS, 2 * FIRST_POSITIONS, 10_000, 10_001]
 
 
 def test_a_table_grows_within_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llama_lab.model.masks.FIRST_PLACES", 4)
+    monkeypatch.setattr("llama_lab.model.masks.FIRST_POSITIONS", 4)
     settings = {"dim": 8, "n_layers": 1, "context_length": 16, "vocab_size": 5}
     decoder = Decoder(DecoderConfig.from_dict(settings))
     initialise(decoder, 0)
@@ -139,7 +139,7 @@ def test_a_table_grows_within_compiled_code(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_table_moves_with_the_model_and_does_not_grow() -> None:
     position = RotaryPosition(1 << 24, 4, theta=10000.0, pairing="half").to("meta")
-    assert (position.table.device.type, position.table.size(-2)) == ("meta", FIRST_PLACES)
+    assert (position.table.device.type, position.table.size(-2)) == ("meta", FIRST_POSITIONS)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_alibi_has_the_slopes_of_transformers(n_heads: int) -> None:
 
 
 def test_alibi_lowers_scores_by_the_distance_and_hides_the_future() -> None:
-    mask = AlibiPosition(2).at(2, 2, CPU).sight.mask
+    mask = AlibiPosition(2).at(2, 2, CPU).mask.tensor
     inf = float("inf")
     distance = torch.tensor([[2.0, 1, 0, inf], [3, 2, 1, 0]])
     torch.testing.assert_close(mask, torch.stack((-distance / 16, -distance / 256))[None])

@@ -11,7 +11,7 @@ from llama_lab.model.cache import DecoderCache
 from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.model.initialise import initialise
 from llama_lab.model.layers import LayerKind
-from llama_lab.model.positions import POSITIONS, PositionConfig, Sizes
+from llama_lab.model.positions import POSITIONS, PositionConfig, PositionSizes
 from llama_lab.model.rope.rotation import ROPE_PAIRINGS, RopePairing, RotaryPosition
 from llama_lab.model.rope.scaling import RopeScalingConfig, build_rope_scaling
 
@@ -174,7 +174,7 @@ def test_a_fraction_turns_the_first_coordinates_as_heads_of_that_width(
     pairing: RopePairing,
 ) -> None:
     config = PositionConfig(rope_fraction=0.25, rope_pairing=pairing)
-    sizes = Sizes(context_length=16, dim=64, head_dim=16, n_heads=4)
+    sizes = PositionSizes(context_length=16, dim=64, head_dim=16, n_heads=4)
     heads = torch.randn(2, 9, 3, 16)
     turned = POSITIONS["rope"].attention(config, sizes, GLOBAL).at(2, 9, CPU).rotate(heads)
     narrow = RotaryPosition(16, 4, theta=10000.0, pairing=pairing).at(2, 9, CPU)
@@ -184,7 +184,7 @@ def test_a_fraction_turns_the_first_coordinates_as_heads_of_that_width(
 
 def test_windowed_layers_may_have_a_base_of_their_own_which_is_not_scaled() -> None:
     def table(layer: LayerKind, **config: Any) -> Tensor:
-        sizes = Sizes(context_length=16, dim=64, head_dim=16, n_heads=4)
+        sizes = PositionSizes(context_length=16, dim=64, head_dim=16, n_heads=4)
         position = POSITIONS["rope"].attention(PositionConfig(**config), sizes, layer)
         assert isinstance(position, RotaryPosition)
         return position.table
@@ -206,7 +206,7 @@ def test_bfloat16_loses_no_more_far_from_the_beginning_than_near_it(
     settings: dict[str, Any], pairing: RopePairing
 ) -> None:
     config = PositionConfig(rope_pairing=pairing, **settings)
-    sizes = Sizes(context_length=2048, dim=256, head_dim=64, n_heads=4)
+    sizes = PositionSizes(context_length=2048, dim=256, head_dim=64, n_heads=4)
     position = POSITIONS["rope"].attention(config, sizes, GLOBAL)
     heads = torch.randn(1, 2048, 4, 64, generator=torch.Generator().manual_seed(0))
     q, k = heads.bfloat16(), heads.flip(1).bfloat16()

@@ -29,9 +29,9 @@ POSITIONS = {
 
 def windowed_by_hand(attention: Attention, x: Tensor, position: Position, window: int) -> Tensor:
     """Every query by itself, over the slice of keys that its window holds."""
-    places = position.at(0, x.size(1), CPU)
+    positions = position.at(0, x.size(1), CPU)
     q, k, v = (w(x).unflatten(-1, (-1, 4)) for w in (attention.wq, attention.wk, attention.wv))
-    q, k = places.rotate(q), places.rotate(k)
+    q, k = positions.rotate(q), positions.rotate(k)
     outputs = []
     for t in range(x.size(1)):
         seen = range(max(0, t - window + 1), t + 1)
@@ -89,13 +89,13 @@ def test_a_window_makes_no_scores_that_it_does_not_need(monkeypatch: pytest.Monk
 def test_a_block_with_a_window_is_compiled_as_one_graph(dropout: float) -> None:
     attention = {"n_kv_heads": 2, "window": 4, "softcap": 2.0, "sinks": True}
     decoder = tiny(dropout=dropout, attention=attention).train()
-    x, places = torch.randn(2, 21, 16), decoder.layer_positions.at(0, 21, CPU)[0]
+    x, positions = torch.randn(2, 21, 16), decoder.layer_positions.at(0, 21, CPU)[0]
     block = decoder.blocks[0]
     compiled = torch.compile(block, backend="eager", fullgraph=True)
     gradients = []
     for layer in (compiled, block):
         torch.manual_seed(0)
-        loss = layer(x, places).square().sum()
+        loss = layer(x, positions).square().sum()
         gradients.append(torch.autograd.grad(loss, list(block.parameters())))
     for got, expected in zip(*gradients, strict=True):
         # A compiled norm rounds otherwise; gradients are up to 20,000 here.

@@ -13,16 +13,16 @@ pytest.importorskip("scipy", reason="a curve's noise needs scipy")
 
 from llama_lab.errors import UserError
 from llama_lab.reports.range_report import findings, sentences
-from llama_lab.runs.rate_range import RangeTest, Walk, averaged
+from llama_lab.runs.rate_range import RangeTest, RangeTrial, averaged
 
 
-def walked(losses: list[float], test: RangeTest) -> Walk:
-    walk = Walk()
+def trial_of(losses: list[float], test: RangeTest) -> RangeTrial:
+    trial = RangeTrial()
     for step, loss in enumerate(losses):
-        walk.add(test.rate(step), loss)
-        if walk.left:
+        trial.add(test.rate(step), loss)
+        if trial.left:
             break
-    return walk
+    return trial
 
 
 def test_rates_grow_by_one_factor_from_the_first_to_the_last() -> None:
@@ -37,17 +37,17 @@ def test_the_steepest_fall_and_the_lowest_loss_are_found_where_they_are() -> Non
         3 - math.tanh((step - 100) / 10) + max(0, step - 150) ** 2 / 600 for step in range(201)
     ]
     noisy = [loss + 0.02 * (-1) ** step for step, loss in enumerate(losses)]
-    walk = walked(noisy, test)
-    assert walk.left
-    assert len(walk.rates) < 201
-    assert walk.steepest == pytest.approx(test.rate(100), rel=0.15)
-    assert walk.lowest == pytest.approx(test.rate(145), rel=0.3)
+    trial = trial_of(noisy, test)
+    assert trial.left
+    assert len(trial.rates) < 201
+    assert trial.steepest == pytest.approx(test.rate(100), rel=0.15)
+    assert trial.lowest == pytest.approx(test.rate(145), rel=0.3)
 
 
-def noisy(curve: Callable[[float], float], steps: int, seed: int) -> Walk:
-    """A walk along a curve over the share of the steps, with normal noise of 0.05 nats."""
+def noisy(curve: Callable[[float], float], steps: int, seed: int) -> RangeTrial:
+    """A trial along a curve over the share of the steps, with normal noise of 0.05 nats."""
     test, draws = RangeTest(steps=steps), Random(seed)
-    return walked([curve(i / steps) + draws.gauss(0, 0.05) for i in range(steps)], test)
+    return trial_of([curve(i / steps) + draws.gauss(0, 0.05) for i in range(steps)], test)
 
 
 @pytest.mark.parametrize("steps", [20, 50, 200])
@@ -65,9 +65,9 @@ def test_the_way_out_of_a_flat_curve_is_said() -> None:
     assert not flat.falls
     assert not flat.rises
     assert rising.rises
-    for walk, way in (flat, "raise --lr_max"), (rising, "lower --lr_min"):
-        found = findings(averaged([walk]))
-        assert way in sentences(walk, found)[1]
+    for trial, way in (flat, "raise --lr_max"), (rising, "lower --lr_min"):
+        found = findings(averaged([trial]))
+        assert way in sentences(trial, found)[1]
         assert found["steepest_lr"] is found["lowest_lr"] is found["lowest_loss"] is None
 
 
@@ -89,7 +89,7 @@ def test_several_trainings_steady_the_lowest_loss_where_there_are_few_steps() ->
 
 
 def test_the_mean_of_trainings_ends_where_the_first_of_them_ended() -> None:
-    long, short = Walk(), Walk()
+    long, short = RangeTrial(), RangeTrial()
     for loss in (4.0, 3.0, 2.0):
         long.add(0.1, loss)
     for loss in (2.0, 1.0, math.nan):
@@ -100,9 +100,9 @@ def test_the_mean_of_trainings_ends_where_the_first_of_them_ended() -> None:
 
 
 def test_a_loss_that_is_no_number_ends_the_test_and_is_not_kept() -> None:
-    walk = walked([3.0, 2.5, math.nan, 2.0], RangeTest())
-    assert walk.left
-    assert walk.losses == [3.0, 2.5]
+    trial = trial_of([3.0, 2.5, math.nan, 2.0], RangeTest())
+    assert trial.left
+    assert trial.losses == [3.0, 2.5]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,13 @@ pytest.importorskip("scipy", reason="scipy comes with the extra `lab`")
 from scipy import stats
 
 from llama_lab.reports.blocks import kind_of
-from llama_lab.studies.conclusions import ArmConclusion, Ending, Family, Runs, describe_family
+from llama_lab.studies.conclusions import (
+    ArmConclusion,
+    ComparisonFamily,
+    Ending,
+    Runs,
+    describe_family,
+)
 from llama_lab.studies.statistics import (
     ALPHA,
     Array,
@@ -158,7 +164,7 @@ def test_while_runs_are_under_way_their_arm_has_no_verdict_and_others_what_they_
     assert later[1].p_holm <= close.p_holm
 
 
-def look(n: int, plan: Sequence[int] = (), looks: Sequence[int] = ()) -> Family:
+def look(n: int, plan: Sequence[int] = (), looks: Sequence[int] = ()) -> ComparisonFamily:
     base = Runs({seed: 2.0 + seed / 10 for seed in range(n)})
     return describe_family(base, {"arm": runs(-0.2, n)}, range(n), plan=plan, looks=looks)
 

@@ -21,9 +21,9 @@ from llama_lab.training.compiling import (
     Work,
     compile_regions,
     compile_whole,
+    decide_compilation,
     missing_compiler,
     restore,
-    settle,
     unrewarding,
 )
 from tests.runs.conftest import TEXT, Lab, equal_weights, flags, start
@@ -243,7 +243,7 @@ WORK = Work(device="cpu", steps=10, microbatches=1, rows=2, length=16)
 
 
 def decide(setting: Any, decoder: Decoder) -> compiling.Compilation:
-    return settle(
+    return decide_compilation(
         setting,
         decoder,
         WORK,

@@ -1,4 +1,4 @@
-"""Where a text may be cut, so that long ones are encoded in pieces with the ids of the whole."""
+"""Cuts in a long text that leave the ids of its pieces equal to those of the whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where text comes from: files, folders, globs, standard input, datasets and built-in corpora.
+"""Sources of text: files, folders, globs, standard input, datasets and built-in corpora.
 
 A record of a file of records is a document; so is each text file where there are several sources.
 One text file by itself, or a built-in, is one running text. Files of a folder or a glob come in the

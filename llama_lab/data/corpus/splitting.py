@@ -1,4 +1,4 @@
-"""Where a corpus is split into a training and a validation part."""
+"""The split of a corpus into a training part and a validation part."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from typing import Any
 from llama_lab.data.corpus.sources import Reading
 from llama_lab.data.store.requests import StoreRequest
 from llama_lab.data.store.token_store import FORMAT, TOKENIZER_FILE, canonical, defect, sha256
-from llama_lab.data.tokenizers.kinds import settled_vocab_size
+from llama_lab.data.tokenizers.kinds import resolved_vocab_size
 from llama_lab.errors import UserError
 from llama_lab.files import replace_synced
 
@@ -46,7 +46,7 @@ def found(request: StoreRequest, fraction: Fraction | None, content: list[str]) 
 def store_key(request: StoreRequest, fraction: Fraction | None, content: list[str]) -> str:
     """The folder's name: a hash of all that the store's ids and its account follow from."""
     if request.tokenizer_state is None:
-        wanted = settled_vocab_size(request.tokenizer, request.vocab_size)
+        wanted = resolved_vocab_size(request.tokenizer, request.vocab_size)
         tokenizer: dict[str, Any] = {"kind": request.tokenizer, "vocab_size": wanted}
     else:
         tokenizer = {"state_sha256": sha256(canonical(request.tokenizer_state))}

@@ -1,4 +1,4 @@
-"""From a source to a token store: read once, split, encode, publish.
+"""Preparation of a token store: read the source once, split, encode, publish.
 
 The text is split before it is encoded: a running text at floor((1 - val_fraction) · characters),
 documents at the first whose first character stands there or later. A char vocabulary is that of the
@@ -35,7 +35,7 @@ from llama_lab.data.store.known_stores import found, identity_of, recall, rememb
 from llama_lab.data.store.requests import (
     StoreRequest,
     refuse_separator,
-    settled_fraction,
+    resolved_fraction,
     with_tokenizer,
 )
 from llama_lab.data.store.shards import SHARD_TOKENS, PartWriter
@@ -53,7 +53,7 @@ from llama_lab.data.tokenizers.kinds import (
     CharTokenizer,
     Tokenizer,
     UnknownCharacters,
-    settled_vocab_size,
+    resolved_vocab_size,
     tokenizer_class,
     tokenizer_from_state,
 )
@@ -81,7 +81,7 @@ def prepare_store(
     Raises:
         UserError: A setting, the corpus or the cache folder cannot be used.
     """
-    fraction = settled_fraction(request)
+    fraction = resolved_fraction(request)
     request = with_tokenizer(request)
     readings = {setting: Reading(request.source(setting)) for setting in request.settings}
     if not any(reading.documents_are_records for reading in readings.values()):
@@ -192,7 +192,7 @@ def _tokenizer_for(request: StoreRequest, plan: PartPlan, seen: NDArray[np.bool_
         texts=texts,
         n_bytes=len(plan.span),
         characters="".join(map(chr, np.flatnonzero(seen).tolist())),
-        vocab_size=settled_vocab_size(request.tokenizer, request.vocab_size),
+        vocab_size=resolved_vocab_size(request.tokenizer, request.vocab_size),
     )
 
 

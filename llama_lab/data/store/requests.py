@@ -16,7 +16,7 @@ from llama_lab.data.tokenizers.base import Tokenizer
 from llama_lab.data.tokenizers.kinds import (
     TOKENIZERS,
     CharTokenizer,
-    settled_vocab_size,
+    resolved_vocab_size,
     tokenizer_class,
     tokenizer_from_state,
 )
@@ -72,7 +72,7 @@ def _values(config: Any, kind: type) -> dict[str, Any]:
     return {each.name: getattr(config, each.name) for each in fields(kind)}
 
 
-def settled_fraction(request: StoreRequest) -> Fraction | None:
+def resolved_fraction(request: StoreRequest) -> Fraction | None:
     """The share that is validated; ``None`` where the validation part is a corpus of its own."""
     if request.val_corpus is None:
         share = DEFAULT_VAL_FRACTION if request.val_fraction is None else request.val_fraction
@@ -109,7 +109,7 @@ def with_tokenizer(request: StoreRequest) -> StoreRequest:
     if request.tokenizer_state is not None:
         tokenizer = tokenizer_from_state(request.tokenizer_state)
     elif request.tokenizer in TOKENIZERS:
-        settled_vocab_size(request.tokenizer, request.vocab_size)
+        resolved_vocab_size(request.tokenizer, request.vocab_size)
         tokenizer = tokenizer_class(request.tokenizer)
     else:
         tokenizer = load_tokenizer(request.tokenizer, request.flag("tokenizer"))

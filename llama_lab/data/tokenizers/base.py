@@ -1,4 +1,4 @@
-"""What every tokenizer is: ids for a text, and the text again."""
+"""The base class of tokenizers: ids for a text, and the text again."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class Tokenizer(ABC):
 
     @classmethod
     @abstractmethod
-    def settle_vocab_size(cls, vocab_size: int | None) -> int | None:
+    def resolve_vocab_size(cls, vocab_size: int | None) -> int | None:
         """The vocabulary size to train for, with this kind's default put in for ``None``.
 
         Raises:
@@ -146,7 +146,7 @@ class Tokenizer(ABC):
             texts: The training part, in pieces that are encoded as they would be within it.
             n_bytes: Of the training part, in UTF-8.
             characters: Every character of the whole corpus, once, in the order of code points.
-            vocab_size: A settled one.
+            vocab_size: A resolved one.
         """
 
 

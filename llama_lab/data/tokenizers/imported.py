@@ -37,7 +37,7 @@ class ImportedTokenizer(Tokenizer):
     """A tokenizer that no corpus trains: it belongs to the weights that it came with."""
 
     @classmethod
-    def settle_vocab_size(cls, vocab_size: int | None) -> NoReturn:
+    def resolve_vocab_size(cls, vocab_size: int | None) -> NoReturn:
         raise UserError(
             f"--data.tokenizer {cls.kind} is not trained: it comes with a checkpoint that "
             "`llama-lab import` wrote; give that with --ckpt_path or --model.init_from, or set "
@@ -48,7 +48,7 @@ class ImportedTokenizer(Tokenizer):
     def train(
         cls, *, texts: Iterable[str], n_bytes: int, characters: str, vocab_size: int | None
     ) -> NoReturn:
-        cls.settle_vocab_size(vocab_size)
+        cls.resolve_vocab_size(vocab_size)
 
 
 class HuggingFaceTokenizer(ImportedTokenizer):

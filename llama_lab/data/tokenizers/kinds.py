@@ -43,7 +43,7 @@ __all__ = [
     "Tokenizer",
     "TokenizerKind",
     "UnknownCharacters",
-    "settled_vocab_size",
+    "resolved_vocab_size",
     "tokenizer_class",
     "tokenizer_from_state",
     "train_tokenizer",
@@ -108,7 +108,7 @@ class CharTokenizer(Tokenizer):
         return cls(state["characters"])
 
     @classmethod
-    def settle_vocab_size(cls, vocab_size: int | None) -> None:
+    def resolve_vocab_size(cls, vocab_size: int | None) -> None:
         if vocab_size is not None:
             raise UserError(
                 f"--data.vocab_size {vocab_size} would do nothing: data.tokenizer char takes every "
@@ -188,7 +188,7 @@ class BpeTokenizer(Tokenizer):
         return cls(list(state["vocabulary"]), list(state["merges"]), state.get("longest_word"))
 
     @classmethod
-    def settle_vocab_size(cls, vocab_size: int | None) -> int:
+    def resolve_vocab_size(cls, vocab_size: int | None) -> int:
         if vocab_size is None:
             return DEFAULT_BPE_VOCAB
         if vocab_size < SMALLEST_BPE_VOCAB:
@@ -225,13 +225,13 @@ def tokenizer_from_state(state: Mapping[str, Any]) -> Tokenizer:
     return tokenizer_class(state["kind"]).from_state(state)
 
 
-def settled_vocab_size(kind: str, vocab_size: int | None) -> int | None:
+def resolved_vocab_size(kind: str, vocab_size: int | None) -> int | None:
     """The vocabulary size that a tokenizer of this kind is trained for, ``None`` for char.
 
     Raises:
         UserError: The kind is unknown, or the size is impossible or would do nothing.
     """
-    return tokenizer_class(kind).settle_vocab_size(vocab_size)
+    return tokenizer_class(kind).resolve_vocab_size(vocab_size)
 
 
 def train_tokenizer(
@@ -255,7 +255,7 @@ def train_tokenizer(
         texts=[train_text],
         n_bytes=len(train_text.encode("utf-8")),
         characters="".join(sorted(set(whole_text))),
-        vocab_size=settled_vocab_size(kind, vocab_size),
+        vocab_size=resolved_vocab_size(kind, vocab_size),
     )
 
 

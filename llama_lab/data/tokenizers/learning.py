@@ -1,4 +1,4 @@
-"""Byte pairs learnt from a text, in a process of its own where that takes long.
+"""Learning of byte pairs from a text, in a separate process where that takes long.
 
 The library learns in one call, and Python answers a signal only between two calls: a process can be
 ended in the middle. (A thread that is left behind in compiled code ends the whole process badly.)

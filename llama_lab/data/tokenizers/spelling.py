@@ -1,4 +1,4 @@
-"""The bytes that pieces of a vocabulary stand for, from the names that files give them."""
+"""The bytes of vocabulary entries, decoded from the names that files give them."""
 
 from __future__ import annotations
 

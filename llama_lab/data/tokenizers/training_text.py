@@ -1,4 +1,4 @@
-"""What of a corpus a BPE vocabulary is learnt from: all of it, or an even part of a large one."""
+"""The text that a BPE vocabulary is learned from: all of it, or an even part of a large one."""
 
 from __future__ import annotations
 

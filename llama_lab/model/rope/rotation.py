@@ -1,6 +1,7 @@
 """Rotary positions: pairs of coordinates of queries and keys, turned by angles.
 
-B batch, T time, H heads (query or key), E head width, R rotated coordinates, P places in a table.
+B batch, T time, H heads (query or key), E head width, R rotated coordinates, P positions of
+a table.
 """
 
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from llama_lab.model.masks import Documents, Places, TabledPosition
+from llama_lab.model.masks import Documents, TabledPosition, TokenPositions
 from llama_lab.model.rope.scaling import RopeScaling, RopeScalingConfig
 from llama_lab.model.settings import require, shown
 
@@ -17,7 +18,7 @@ RopePairing = Literal["half", "interleaved"]
 
 
 @dataclass(frozen=True)
-class HalfPairs(Places):
+class HalfPairs(TokenPositions):
     """x' = x · cos + partner(x) · sin, where coordinate i is paired with i + R/2.
 
     The tables are ``[T, 1, R]`` and carry the minus sign of each pair's first coordinate.
@@ -33,7 +34,7 @@ class HalfPairs(Places):
 
     @staticmethod
     def join(first: Tensor, second: Tensor) -> Tensor:
-        """The pairs' first and second coordinates ``[..., R/2]``, put in their places."""
+        """The pairs' first and second coordinates ``[..., R/2]``, put in their positions."""
         return torch.cat((first, second), dim=-1)
 
     @staticmethod
@@ -59,10 +60,10 @@ class InterleavedPairs(HalfPairs):
 
 
 @dataclass(frozen=True)
-class FirstCoordinates(Places):
+class FirstCoordinates(TokenPositions):
     """The first ``width`` coordinates of each head are turned, the others left alone."""
 
-    turned: Places
+    turned: TokenPositions
     width: int
 
     def rotate(self, heads: Tensor) -> Tensor:
@@ -79,11 +80,11 @@ ROPE_PAIRINGS: dict[RopePairing, type[HalfPairs]] = {
 class RotaryPosition(TabledPosition):
     """Pair i of each query and key, turned by the angle p · theta^(-2i/R) at place p.
 
-    A query's product with a key then depends on the distance of their places alone.
+    A query's product with a key then depends on the distance of their positions alone.
     Source: Su et al. 2021, arXiv:2104.09864.
 
     Args:
-        context_length: Places that the model was made for.
+        context_length: TokenPositions that the model was made for.
         width: R, here all E coordinates of a head.
         theta: Base of the frequencies.
         pairing: Which coordinates turn together.
@@ -111,9 +112,9 @@ class RotaryPosition(TabledPosition):
         self.span = self.scaling.span(context_length)
         self.begin_table()
 
-    def make(self, places: Tensor) -> Tensor:
-        frequencies = self.scaling.frequencies(self.theta, self.width, self.span, places.device)
-        angles = places[:, None] * frequencies
+    def make(self, positions: Tensor) -> Tensor:
+        frequencies = self.scaling.frequencies(self.theta, self.width, self.span, positions.device)
+        angles = positions[:, None] * frequencies
         cos, sin = angles.cos() * self.scaling.amplitude, angles.sin() * self.scaling.amplitude
         return torch.stack((self.pairs.join(cos, cos), self.pairs.join(-sin, sin)))
 
@@ -124,15 +125,15 @@ class RotaryPosition(TabledPosition):
             self.tabulate(past + length, device)
         return super().rows(past, length, device)
 
-    def at(self, past: int, length: int, device: torch.device) -> Places:
+    def at(self, past: int, length: int, device: torch.device) -> TokenPositions:
         cos, sin = self.rows(past, length, device).unsqueeze(-2)
-        return self.pairs(self.sight(past, length, device), cos=cos, sin=sin)
+        return self.pairs(self.mask_for(past, length, device), cos=cos, sin=sin)
 
-    def within(self, documents: Documents) -> Places:
+    def within(self, documents: Documents) -> TokenPositions:
         cos, sin = self.rows_within(documents).unsqueeze(-2)
-        return self.pairs(self.sight_within(documents), cos=cos, sin=sin)
+        return self.pairs(self.mask_within(documents), cos=cos, sin=sin)
 
-    def keeps(self, past: int, length: int) -> bool:
+    def stays_valid(self, past: int, length: int) -> bool:
         return past == 0 or self.scaling.span(past) == self.scaling.span(past + length)
 
 
@@ -142,15 +143,15 @@ class PartialRotaryPosition(RotaryPosition):
     Source: GPT-J (Wang & Komatsuzaki 2021); GPT-NeoX (Black et al. 2022, arXiv:2204.06745).
     """
 
-    def at(self, past: int, length: int, device: torch.device) -> Places:
+    def at(self, past: int, length: int, device: torch.device) -> TokenPositions:
         return self.first(super().at(past, length, device))
 
-    def within(self, documents: Documents) -> Places:
+    def within(self, documents: Documents) -> TokenPositions:
         return self.first(super().within(documents))
 
-    def first(self, turned: Places) -> Places:
+    def first(self, turned: TokenPositions) -> TokenPositions:
         """The same for the first coordinates alone."""
-        return FirstCoordinates(turned.sight, turned, self.width)
+        return FirstCoordinates(turned.mask, turned, self.width)
 
 
 def rotated_width(head_dim: int, fraction: float | None) -> int:

@@ -1,4 +1,4 @@
-"""How rope's frequencies change, so that a model reads texts longer than it was trained on.
+"""RoPE scaling: frequencies for texts longer than the training context.
 
 w width: the coordinates of a head that rope turns. Frequency i, of pair i < w/2, is the angle in
 radians by which the pair turns from a place to the next.
@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from llama_lab.model.masks import wave_frequencies
+from llama_lab.model.rope.frequencies import wave_frequencies
 from llama_lab.model.settings import (
     refuse_idle,
     require,
@@ -122,7 +122,7 @@ class RopeScaling:
 
 
 class LinearScaling(RopeScaling):
-    """Every frequency divided by the factor: places are interpolated.
+    """Every frequency divided by the factor: positions are interpolated.
 
     Source: Chen et al. 2023, arXiv:2306.15595.
     """
@@ -199,9 +199,9 @@ class YarnScaling(LinearScaling):
         kept = wave_frequencies(width, theta, device)
         low = max(math.floor(pair_that_turns(self.beta_fast)), 0)
         high = min(math.ceil(pair_that_turns(self.beta_slow)), width - 1)
-        places = torch.arange(width // 2, dtype=kept.dtype, device=device)
+        positions = torch.arange(width // 2, dtype=kept.dtype, device=device)
         # The released code's way to keep a ramp that begins where it ends.
-        ramp = ((places - low) / (high - low if high != low else 1e-3)).clamp(0, 1)
+        ramp = ((positions - low) / (high - low if high != low else 1e-3)).clamp(0, 1)
         return kept * (1 - ramp) + kept / self.factor * ramp
 
 

@@ -1,4 +1,4 @@
-"""What readers give, and what becomes of records that are none."""
+"""Records: the output of every reader, and the treatment of bad ones."""
 
 from __future__ import annotations
 
