@@ -30,11 +30,12 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     return matches[0] if matches else None
 
 
-def find_config(name: str) -> Path:
+def find_config(name: str, flag: str = "--config ") -> Path:
     """The file that a config name stands for: a path, then ``./configs``, then the shipped ones.
 
     Args:
         name: A path or a bare name; ``.yaml`` may be left out.
+        flag: What the message puts in front of the name.
 
     Raises:
         UserError: Nothing is found; the message lists the names that are there.
@@ -53,7 +54,7 @@ def find_config(name: str) -> Path:
     guess = nearest(Path(name).stem, known)
     hint = f"; did you mean {guess}?" if guess else ""
     raise UserError(
-        f"--config {name}: no such file, neither here, nor under ./configs, nor among the "
+        f"{flag}{name}: no such file, neither here, nor under ./configs, nor among the "
         f"shipped configs ({', '.join(known)}){hint}"
     )
 

@@ -25,7 +25,7 @@ ORDER = [
     {"generation", "interop"},
     {"data"},
     {"parsing"},
-    {"checkpoints", "configs", "files", "signals"},
+    {"checkpoints", "configs", "dotted_names", "files", "signals"},
     {"yaml_text"},
     {"names"},
     {"inspect"},

@@ -26,6 +26,7 @@ from llama_lab.runs.callbacks import data_of
 from llama_lab.runs.receipts import describe_device, versions
 from llama_lab.studies.timing import computing_on, time_decoding
 from llama_lab.training.compiling import missing_compiler
+from llama_lab.training.optimizers import OPTIMIZERS
 
 CEILING_SECONDS, BANDWIDTH_SECONDS, DECODING_SECONDS = 0.3, 0.4, 1.0
 LONGEST_PROMPT = 512
@@ -247,7 +248,7 @@ def traffic_share(cli: BenchCLI, seconds: float, bandwidth: float) -> float | No
     held = training_memory(
         cli.model.decoder_config,
         precision,
-        cli.model.optimizer_config.kind,
+        OPTIMIZERS[cli.model.optimizer_config.kind].states,
         batch_size=data.config.batch_size // accumulation,
         context=data.context,
         averages=cli.model.averaging_config.kind != "none",

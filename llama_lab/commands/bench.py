@@ -55,10 +55,7 @@ def main(argv: list[str], prog: str) -> int:
     own, flags = split_flags(argv, OF_FIT)
     options = build_parser(prog).parse_args(own)
     refuse_idle(flags)
-    try:
-        find_config(options.CONFIG)
-    except UserError as error:
-        raise UserError(str(error).removeprefix("--config ")) from error
+    find_config(options.CONFIG, flag="")
     # torch and Lightning take seconds to import, and neither --help nor a slip needs them.
     from llama_lab.bench.config_speed import bench
     from llama_lab.runs.automatic import work_alone

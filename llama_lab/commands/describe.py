@@ -172,12 +172,12 @@ def _kinds(model: object) -> dict[str, object]:
 def _config_file(name: str) -> Path:
     """A config or a preset."""
     try:
-        return find_config(name)
+        return find_config(name, flag="")
     except UserError as error:
         try:
             return find_decoder(name)
         except UserError:
-            raise UserError(str(error).removeprefix("--config ")) from error
+            raise error from None
 
 
 def _as_flags(prefix: str, settings: Mapping[Any, Any]) -> Iterator[tuple[str, str]]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from llama_lab.errors import UserError
 
@@ -54,7 +54,7 @@ class AccountOptions:
     precision: Literal["32-true", "bf16-mixed", "bf16-true"] = "32-true"
     """In what the weights are kept, as --trainer.precision says it: bf16-mixed keeps float32."""
 
-    optimizer: Literal["adamw", "muon"] | None = None
+    optimizer: str | None = None
     """What training remembers, as --model.optimizer.kind says it; null means that of the config or
     checkpoint, or adamw."""
 
@@ -179,14 +179,18 @@ def _training_memory(
     config: DecoderConfig, context: int, options: AccountOptions
 ) -> dict[str, dict[str, Any]]:
     from llama_lab.inspect.memory import PRECISIONS, training_memory
+    from llama_lab.model.settings import require_choice
+    from llama_lab.training.optimizers import OPTIMIZERS, OptimizerKind
 
     batch_size, optimizer = options.batch_size, options.optimizer or "adamw"
+    require_choice("optimizer", optimizer, OptimizerKind)
+    states = OPTIMIZERS[cast("OptimizerKind", optimizer)].states
     averages = options.averaging not in (None, "none")
     count = partial(
         training_memory, config, batch_size=batch_size, context=context, averages=averages
     )
     try:
-        memory = {precision: count(precision, optimizer) for precision in PRECISIONS}
+        memory = {precision: count(precision, states) for precision in PRECISIONS}
     except RuntimeError as error:
         raise UserError(
             f"--batch_size {batch_size} and --context {context}: the sizes are impossible ({error})"

@@ -133,7 +133,7 @@ def state_of(folder: Path, receipt: Mapping[str, Any]) -> str:
 
 def differences(configs: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Of each run the settings that most of the runs have otherwise."""
-    from llama_lab.runs.arguments import flatten
+    from llama_lab.dotted_names import flatten
 
     flat = [
         {k: v for k, v in flatten(config).items() if k not in NO_DIFFERENCE} for config in configs

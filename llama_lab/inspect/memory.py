@@ -52,13 +52,6 @@ class StateSizes(NamedTuple):
     rest: int
 
 
-Optimizer = Literal["adamw", "muon"]
-OPTIMIZER_STATES: dict[Optimizer, StateSizes] = {
-    "adamw": StateSizes(2, 2),
-    "muon": StateSizes(1, 2),
-}
-
-
 @dataclass(frozen=True)
 class TrainingMemory:
     """Bytes that training holds at the end of a forward, before its activations are used up."""
@@ -78,7 +71,7 @@ class TrainingMemory:
 def training_memory(
     config: DecoderConfig,
     precision: Precision,
-    optimizer: Optimizer,
+    states: StateSizes,
     *,
     batch_size: int,
     context: int,
@@ -89,7 +82,7 @@ def training_memory(
     Args:
         config: The decoder.
         precision: In what it trains.
-        optimizer: What remembers numbers for each parameter.
+        states: Numbers that the optimiser keeps for each parameter.
         batch_size: Texts in a microbatch.
         context: Tokens in a text.
         averages: Whether an average of the weights is kept beside them.
@@ -97,7 +90,7 @@ def training_memory(
     Raises:
         RuntimeError: The sizes are beyond what a tensor can have.
     """
-    decoder, states = on_meta(config), OPTIMIZER_STATES[optimizer]
+    decoder = on_meta(config)
     size = PRECISIONS[precision].weights.itemsize
     n_parameters = parameters_of(decoder).total
     n_matrices = sum(p.numel() for p in decoder.blocks.parameters() if p.ndim == 2)

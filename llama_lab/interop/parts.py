@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from llama_lab.dotted_names import flatten, unflatten
 from llama_lab.errors import UserError
 from llama_lab.interop.scalings import SCALING, with_defaults
 from llama_lab.model.decoder import DecoderConfig
@@ -33,7 +34,7 @@ def parts_of(config: DecoderConfig) -> Parts:
     """The parts of a decoder."""
     parts = {
         name: value
-        for name, value in _flat(dataclasses.asdict(config))
+        for name, value in flatten(dataclasses.asdict(config)).items()
         if not name.startswith(NOT_PARTS)
     }
     parts["attention.n_kv_heads"] = config.attention.kv_heads
@@ -118,22 +119,7 @@ def config_of(parts: Mapping[str, Any], where: str) -> DecoderConfig:
     Raises:
         UserError: The decoder has no such value of a setting, or refuses them together.
     """
-    nested: dict[str, Any] = {}
-    for name, value in parts.items():
-        *groups, field = name.split(".")
-        place = nested
-        for group in groups:
-            place = place.setdefault(group, {})
-        place[field] = value
     try:
-        return DecoderConfig.from_dict(nested)
+        return DecoderConfig.from_dict(unflatten(parts))
     except SettingError as error:
         raise UserError(f"{where}: this version cannot express the model: {error}") from error
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

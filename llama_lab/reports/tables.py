@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
+from llama_lab.dotted_names import flatten
 from llama_lab.reports.blocks import Block, Bullets, Cell, Digest, Paragraph, Table
 from llama_lab.studies.results import ArmResult, RunResult, Score, StudyResult
 
@@ -359,16 +360,8 @@ def _digest(value: Any) -> Cell:
 
 def facts(title: str, values: dict[str, Any]) -> Table:
     """A dictionary, nested ones with dotted names."""
-    rows = tuple((name, setting(value)) for name, value in _flat(values))
+    rows = tuple((name, setting(value)) for name, value in flatten(values).items())
     return Table((title, ""), rows, names=2)
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def _runs(result: StudyResult) -> Iterable[tuple[ArmResult, RunResult]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llama_lab.configs import find_config, find_decoder, nearest, read_yaml, settings_in
+from llama_lab.dotted_names import flatten
 from llama_lab.errors import UserError
 from llama_lab.model.decoder import DecoderConfig
 from llama_lab.model.settings import SettingError
@@ -164,18 +165,6 @@ def whole_decoder(name: str, beside: Path | None = None) -> str:
         return json.dumps(asdict(DecoderConfig.from_dict(read_yaml(path))))
     except SettingError as error:
         raise UserError(f"{path}: {error}") from error
-
-
-def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings as dotted names; lists and empty groups are leaves."""
-    leaves: dict[str, Any] = {}
-    for key, value in values.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value:
-            leaves |= flatten(value, f"{name}.")
-        else:
-            leaves[name] = value
-    return leaves
 
 
 def is_inline(config: str) -> bool:

@@ -9,10 +9,10 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from llama_lab.dotted_names import flatten
 from llama_lab.errors import Stopped
 from llama_lab.inspect.accounting import count_parameters
 from llama_lab.runs import diagnostics
-from llama_lab.runs.arguments import flatten
 from llama_lab.runs.callbacks import data_of
 from llama_lab.runs.events import BEST_LOSS, BEST_STEP, LOSSES, Charts, RunEvents
 from llama_lab.runs.records import diagnostics_csv

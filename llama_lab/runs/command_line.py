@@ -28,6 +28,7 @@ from llama_lab.configs import (
 )
 from llama_lab.data.config import DataConfig
 from llama_lab.data.datamodule import TextDataModule
+from llama_lab.dotted_names import flatten
 from llama_lab.errors import UserError
 from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.parsing import readable
@@ -35,7 +36,6 @@ from llama_lab.runs import rules
 from llama_lab.runs.arguments import (
     GLOBAL_SEED,
     arrange,
-    flatten,
     without_print_config,
 )
 from llama_lab.runs.board import RunBoard

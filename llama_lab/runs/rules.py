@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from llama_lab.checkpoints import Record
+from llama_lab.dotted_names import flatten
 from llama_lab.errors import UserError
 from llama_lab.model.settings import shown
-from llama_lab.runs.arguments import FIT_ALONE, flatten
+from llama_lab.runs.arguments import FIT_ALONE
 
 TRAINER_DEFAULTS: dict[str, Any] = {
     "max_steps": 1000,

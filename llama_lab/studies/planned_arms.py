@@ -13,13 +13,13 @@ from typing import Any
 from llama_lab.configs import find_config
 from llama_lab.data.store.preparation import prepare_store
 from llama_lab.data.store.token_store import TokenStore, open_store
+from llama_lab.dotted_names import flatten, unflatten
 from llama_lab.errors import UserError
 from llama_lab.inspect.accounting import cache_bytes, flops_per_token, on_meta, parameters_of
 from llama_lab.model.decoder import DecoderConfig
 from llama_lab.model.settings import SettingError
-from llama_lab.runs.arguments import flatten
 from llama_lab.runs.command_line import LabCLI
-from llama_lab.studies.study import Arm, Changes, Study, nested
+from llama_lab.studies.study import Arm, Changes, Study
 from llama_lab.yaml_text import dump_yaml
 
 # What the study decides for every run.
@@ -113,7 +113,7 @@ class Resolver:
                 f"study: arm {arm.name} sets {taken[0]}, which the study decides; leave it out"
             )
         root = {"trainer.default_root_dir": str(self.logs.parent)}
-        inline = dump_yaml(nested({**changes, **root}))
+        inline = dump_yaml(unflatten({**changes, **root}))
         return [f"--config={config}", f"--config={inline}", f"--name={arm.name}"]
 
     def plan(self, arm: Arm, extra: Changes, matched: str = "") -> PlannedArm:

@@ -292,18 +292,6 @@ def flat(values: Any, where: str) -> Changes:
     return leaves
 
 
-def nested(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse of :func:`flat`, as a config has it."""
-    tree: dict[str, Any] = {}
-    for name, value in changes.items():
-        *groups, leaf = name.split(".")
-        node = tree
-        for group in groups:
-            node = node.setdefault(group, {})
-        node[leaf] = value
-    return tree
-
-
 def require(condition: bool, key: str, value: Any, remedy: str) -> None:
     """Refuse a value of the study's file."""
     if not condition:

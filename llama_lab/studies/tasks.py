@@ -16,6 +16,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from llama_lab.checkpoints import read_record
 from llama_lab.data.store.token_store import TokenStore, open_store
+from llama_lab.dotted_names import unflatten
 from llama_lab.errors import UserError
 from llama_lab.files import write_atomically
 from llama_lab.generation.generate import load_model, sample_text
@@ -28,7 +29,6 @@ from llama_lab.model.decoder import Decoder
 from llama_lab.model.settings import SettingError
 from llama_lab.runs.callbacks import SAMPLE_TOKENS
 from llama_lab.runs.command_line import LabCLI, quiet
-from llama_lab.studies.study import nested
 from llama_lab.studies.timing import time_decoding, time_step
 from llama_lab.yaml_text import dump_yaml
 
@@ -91,7 +91,7 @@ def machine_of(cli: LabCLI) -> dict[str, str]:
 
 def score(checkpoint: Path, name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
     """What ``validate`` says of the weights under other settings, or why it refuses."""
-    inline = dump_yaml(nested(changes))
+    inline = dump_yaml(unflatten(changes))
     found: dict[str, Any] = {"name": name, "val_loss": None, "val_bits_per_byte": None}
     try:
         cli = LabCLI("validate", [f"--ckpt_path={checkpoint}", f"--config={inline}"])

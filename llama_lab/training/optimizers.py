@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
 
+from llama_lab.inspect.memory import StateSizes
 from llama_lab.model.decoder import Decoder
 from llama_lab.model.devices import fuses_adamw
 from llama_lab.model.positions import LearnedPosition
@@ -161,12 +162,19 @@ def block_matrices(module: nn.Module) -> list[nn.Parameter]:
     return [p for d in decoders for p in d.blocks.parameters() if p.ndim == 2]
 
 
-OPTIMIZERS: dict[OptimizerKind, Callable[[nn.Module, OptimizerConfig], torch.optim.Optimizer]] = {
-    "adamw": build_adamw,
-    "muon": build_muon,
+class Optimizer(NamedTuple):
+    """A kind of optimiser: how it is built, and the numbers that it keeps for each parameter."""
+
+    build: Callable[[nn.Module, OptimizerConfig], torch.optim.Optimizer]
+    states: StateSizes
+
+
+OPTIMIZERS: dict[OptimizerKind, Optimizer] = {
+    "adamw": Optimizer(build_adamw, StateSizes(2, 2)),
+    "muon": Optimizer(build_muon, StateSizes(1, 2)),
 }
 
 
 def build_optimizer(module: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
     """The optimiser of ``config.kind`` over ``module``'s parameters."""
-    return OPTIMIZERS[config.kind](module, config)
+    return OPTIMIZERS[config.kind].build(module, config)

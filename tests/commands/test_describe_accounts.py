@@ -10,10 +10,9 @@ import pytest
 from llama_lab.cli import main as entry
 from llama_lab.commands.describe import build_parser
 from llama_lab.commands.describe_accounts import AccountOptions, parse_bytes
-from llama_lab.inspect.memory import OPTIMIZER_STATES, PRECISIONS, activation_bytes
+from llama_lab.inspect.memory import PRECISIONS, activation_bytes
 from llama_lab.model.decoder import DecoderConfig
 from llama_lab.training.averaging import AveragingKind
-from llama_lab.training.optimizers import OPTIMIZERS
 from tests.commands.conftest import describe, described, refusal
 
 GIB = 1 << 30
@@ -80,9 +79,6 @@ def test_activations_are_those_of_the_batch_and_the_context(here, capsys):
 
 def test_every_precision_and_optimiser_is_known(here):
     assert get_args(get_type_hints(AccountOptions)["precision"]) == tuple(PRECISIONS)
-    choices, _ = get_args(get_type_hints(AccountOptions)["optimizer"])
-    assert get_args(choices) == tuple(OPTIMIZERS)
-    assert tuple(OPTIMIZER_STATES) == tuple(OPTIMIZERS)
     choices, _ = get_args(get_type_hints(AccountOptions)["averaging"])
     assert get_args(choices) == get_args(AveragingKind)
 

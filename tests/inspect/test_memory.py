@@ -9,7 +9,6 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from llama_lab.inspect.memory import (
-    OPTIMIZER_STATES,
     PRECISIONS,
     activation_bytes,
     enough_layers,
@@ -19,7 +18,7 @@ from llama_lab.inspect.memory import (
 from llama_lab.model import loss as loss_module
 from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.model.layers import LayerKind
-from llama_lab.training.optimizers import OptimizerConfig, build_optimizer
+from llama_lab.training.optimizers import OPTIMIZERS, OptimizerConfig, build_optimizer
 
 SIZES = {"dim": 32, "n_layers": 3, "context_length": 48, "vocab_size": 50}
 
@@ -112,7 +111,7 @@ def test_sizes_beyond_a_tensor_are_an_error() -> None:
         activation_bytes(DecoderConfig.from_dict(SIZES), "32-true", 1 << 40, 1 << 24)
 
 
-@pytest.mark.parametrize("kind", OPTIMIZER_STATES)
+@pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_training_memory_is_what_a_step_leaves(precision: Any, kind: Any) -> None:
     config = DecoderConfig.from_dict(SIZES)
@@ -121,7 +120,7 @@ def test_training_memory_is_what_a_step_leaves(precision: Any, kind: Any) -> Non
     step(decoder, precision, 2, 8).backward()
     optimizer.step()
     parameters = list(decoder.parameters())
-    memory = training_memory(config, precision, kind, batch_size=2, context=8)
+    memory = training_memory(config, precision, OPTIMIZERS[kind].states, batch_size=2, context=8)
     assert memory.weights == sum(p.nbytes for p in parameters)
     assert memory.gradients == sum(p.grad.nbytes for p in parameters if p.grad is not None)
     # The count of steps is one number a tensor.

@@ -23,7 +23,7 @@ pytest.importorskip("scipy", reason="the statistics of studies need the extra `l
 pytest.importorskip("plotly", reason="the report of a study needs the extra `lab`")
 
 from llama_lab.cli import main
-from llama_lab.studies.study import nested
+from llama_lab.dotted_names import unflatten
 from tests.runs.conftest import TEXT, TINY, equal_weights, start
 from tests.runs.test_board import FAILURE, SUCCESS, Table
 
@@ -31,7 +31,7 @@ STUDY: dict[str, Any] = {
     "base": "llama.yaml",
     "seeds": [0, 1],
     "probe": True,
-    "settings": nested(
+    "settings": unflatten(
         {
             **{key: value for key, value in TINY.items() if "." in key},
             "model.decoder.dropout": 0.1,

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from llama_lab.configs import SHIPPED, read_yaml
+from llama_lab.dotted_names import unflatten
 from llama_lab.errors import UserError
-from llama_lab.studies.study import Study, flat, nested, parse_study, read_study
+from llama_lab.studies.study import Study, flat, parse_study, read_study
 
 CHANGES = {
     "rope": {"model.decoder.position.kind": "rope"},
@@ -128,7 +129,7 @@ def test_settings_are_the_same_nested_and_dotted() -> None:
     tree = {"model": {"decoder": {"dim": 8, "norm": {"kind": "dyt"}}}, "data": {"batch_size": 2}}
     dotted = {"model.decoder.dim": 8, "model.decoder.norm.kind": "dyt", "data.batch_size": 2}
     assert flat(tree, "") == flat(dotted, "") == dotted
-    assert nested(dotted) == tree
+    assert unflatten(dotted) == tree
 
 
 def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:

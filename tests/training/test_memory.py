@@ -6,14 +6,15 @@ from typing import Any, get_args
 
 import pytest
 
-from llama_lab.inspect.memory import OPTIMIZER_STATES, PRECISIONS, training_memory
+from llama_lab.inspect.memory import PRECISIONS, training_memory
 from llama_lab.runs.command_line import LabCLI
 from llama_lab.training.averaging import AveragedWeights, AveragingKind
+from llama_lab.training.optimizers import OPTIMIZERS
 from tests.runs.conftest import Lab, flags
 
 
 @pytest.mark.parametrize("averaging", get_args(AveragingKind))
-@pytest.mark.parametrize("kind", OPTIMIZER_STATES)
+@pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_what_is_counted_is_what_a_run_holds(
     lab: Lab, precision: Any, kind: Any, averaging: AveragingKind
@@ -27,7 +28,7 @@ def test_what_is_counted_is_what_a_run_holds(
     counted = training_memory(
         network.config,
         precision,
-        kind,
+        OPTIMIZERS[kind].states,
         batch_size=8,
         context=16,
         averages=averaging != "none",
