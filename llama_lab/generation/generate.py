@@ -35,7 +35,7 @@ def generate(
     sampling: SamplingConfig,
     generator: torch.Generator,
     n_ids: int,
-    stop: Collection[int] = (),
+    stop: Collection[int] | None = None,
     banned: Sequence[int] = (),
     use_cache: bool = True,
     yields_stop: bool = False,
@@ -57,7 +57,7 @@ def generate(
         generator: The only source of randomness.
         n_ids: Ids that the tokenizer knows; the model's spare ids from ``n_ids`` on are never
             chosen.
-        stop: Ids that end the text, each of them.
+        stop: Ids that end the text, each of them; ``None`` for none.
         banned: Ids below ``n_ids`` that are never chosen either.
         use_cache: False recomputes the whole window at every step.
         yields_stop: Whether the id that ends the text is yielded too.
@@ -86,7 +86,7 @@ def generate(
         if banned:
             logits = logits.index_fill(1, torch.tensor(banned, device=device), -math.inf)
         chosen = int(choose(logits, sampling, generator))
-        if chosen in stop:
+        if stop is not None and chosen in stop:
             if yields_stop:
                 yield chosen
             return
