@@ -57,9 +57,9 @@ def main() -> None:
                     run.plan(pool)
                     run.train(pool, run.runs(), run.study.name)
                     family = conclude(run, "").family
-                arm = family["arms"][0]
-                verdicts += arm["verdict"] in ("pays", "costs")
-                print(f"study {number + 1:>2}: {arm['sentence']}", flush=True)
+                arm = family.arms[0]
+                verdicts += arm.verdict in ("pays", "costs")
+                print(f"study {number + 1:>2}: {arm.sentence}", flush=True)
     print(f"{verdicts} verdicts in {STUDIES} studies of nothing (bar: at most {BAR})")
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
+from functools import cache
 from typing import Any, NamedTuple, NoReturn, get_args
 
+from docstring_parser.attrdoc import AttributeDocstrings
 from jsonargparse import ArgumentParser, set_parsing_settings
 
 from llama_lab.configs import nearest
@@ -14,6 +16,17 @@ from llama_lab.errors import UserError
 
 # Without it the docstring under a config's field does not reach `--help`.
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
+
+
+@cache
+def _attribute_docs(component: Any) -> dict[str, Any]:
+    return _read_attribute_docs(AttributeDocstrings(), component)
+
+
+# A study parses its arms one after another, each by a parser that Lightning builds anew: the source
+# of a class is read once.
+_read_attribute_docs = AttributeDocstrings.get_attr_docs
+AttributeDocstrings.get_attr_docs = lambda _, component: _attribute_docs(component)  # type: ignore
 
 _TYPE_WORDS = {
     "tuple": "a list",

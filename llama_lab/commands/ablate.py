@@ -232,6 +232,6 @@ def announcement(run: StudyRun, estimate: Estimate) -> list[str]:
 
 def verdicts(result: StudyResult) -> list[str]:
     """The conclusions, an arm a line."""
-    width = max(len(arm["name"]) for arm in result.family["arms"])
-    lines = [f"{arm['name']:<{width}}  {arm['sentence']}" for arm in result.family["arms"]]
+    width = max(len(arm.name) for arm in result.family.arms)
+    lines = [f"{arm.name:<{width}}  {arm.sentence}" for arm in result.family.arms]
     return ["", *lines, *result.notes]

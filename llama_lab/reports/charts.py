@@ -51,23 +51,23 @@ def forest(result: StudyResult) -> dict[str, Any]:
     references = {arm.name: arm.reference for arm in result.arms}
     rows = []
     for arm in tables.compared(result):
-        name, comparison = arm["name"], arm["comparison"]
-        pairs = [(runs[name, s], runs[references[name], s]) for s in comparison["seeds"]]
+        name, comparison = arm.name, arm.comparison
+        pairs = [(runs[name, s], runs[references[name], s]) for s in comparison.seeds]
         rows.append(
             {
                 "name": name,
-                "verdict": arm["verdict"],
-                "kind": kind_of(arm["verdict"]),
-                "mean": comparison["difference"],
-                "low": comparison["low"],
-                "high": comparison["high"],
+                "verdict": arm.verdict,
+                "kind": kind_of(arm.verdict),
+                "mean": comparison.difference,
+                "low": comparison.low,
+                "high": comparison.high,
                 "seeds": [here - there for here, there in pairs],
             }
         )
     return {
         "rows": rows,
         "label": f"difference in {result.measure}",
-        "sides": ["worse", "better"] if result.family["higher_is_better"] else ["better", "worse"],
+        "sides": ["worse", "better"] if result.family.higher_is_better else ["better", "worse"],
     }
 
 

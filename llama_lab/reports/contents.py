@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from llama_lab.reports import tables
 from llama_lab.reports.blocks import (
@@ -19,6 +18,7 @@ from llama_lab.reports.blocks import (
     Verdicts,
 )
 from llama_lab.reports.charts import MOST_POINTS
+from llama_lab.studies.conclusions import ArmConclusion
 from llama_lab.studies.results import ArmResult, StudyResult
 
 
@@ -51,7 +51,7 @@ def summary(result: StudyResult) -> str:
     return (
         f"{_count(len(result.arms), 'arm')}, {_count(len(result.seeds), 'seed')} ({seeds}), "
         f"{done} of {_count(count, 'run')} finished. Primary measure: {result.measure}, "
-        f"{'higher' if result.family['higher_is_better'] else 'lower'} is better. "
+        f"{'higher' if result.family.higher_is_better else 'lower'} is better. "
         f"Reference: {result.base}."
     )
 
@@ -72,7 +72,7 @@ def _verdicts(result: StudyResult) -> list[Block]:
     blocks: list[Block] = []
     if not arms:
         blocks.append(Paragraph("No arm is held against another: this study measures, no more."))
-    if family["exploratory"]:
+    if family.exploratory:
         text = (
             "Exploratory: this look at the results was not declared before any was seen. The "
             "verdicts stand as if it were the only one, which understates the chance of error."
@@ -84,15 +84,15 @@ def _verdicts(result: StudyResult) -> list[Block]:
     return blocks if arms or result.notes else blocks[:1]
 
 
-def _judged(arm: dict[str, Any]) -> Judged:
+def _judged(arm: ArmConclusion) -> Judged:
     """The verdict stands apart, in colour: the sentence need not begin with it again."""
-    name, verdict, sentence = arm["name"], arm["verdict"], arm["sentence"]
+    name, verdict, sentence = arm.name, arm.verdict, arm.sentence
     return Judged(name, verdict, sentence.removeprefix(f"{verdict.capitalize()}: "))
 
 
 def covered(result: StudyResult) -> str:
     """The intervals' coverage, such as ``95 %``."""
-    return f"{100 * (1 - result.family['level']):.3g} %"
+    return f"{100 * (1 - result.family.level):.3g} %"
 
 
 def _differences(result: StudyResult) -> list[Block]:
@@ -104,7 +104,7 @@ def _differences(result: StudyResult) -> list[Block]:
     )
     text = (
         "A verdict needs Holm's adjusted t-test p-value, over all arms of the study, below "
-        f"{result.family['level']:.3g}. The sign-flip p-value stands beside it without that "
+        f"{result.family.level:.3g}. The sign-flip p-value stands beside it without that "
         "assumption of normal differences; below 6 seeds it cannot reach 0.05."
     )
     return [Chart("forest", caption), tables.tests(result), Paragraph(text)]
@@ -183,11 +183,11 @@ def _samples(result: StudyResult) -> Iterator[Block]:
 
 def _chance(result: StudyResult) -> list[Block]:
     family = result.family
-    looks, plan = (", ".join(map(str, family[name])) for name in ("looks", "plan"))
+    looks, plan = (", ".join(map(str, numbers)) for numbers in (family.looks, family.plan))
     spent = (
         f"Looks declared before any result: at {plan} seeds. Looked at: {looks} seeds. The error "
-        f"of {family['alpha']:.3g} is spent over the declared looks; this one's level is "
-        f"{family['level']:.3g}."
+        f"of {family.alpha:.3g} is spent over the declared looks; this one's level is "
+        f"{family.level:.3g}."
     )
     blocks: list[Block] = [Bullets((*result.chance, spent))]
     if not tables.compared(result):

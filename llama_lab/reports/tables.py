@@ -9,7 +9,9 @@ from typing import Any
 
 from llama_lab.dotted_names import flatten
 from llama_lab.reports.blocks import Block, Bullets, Cell, Digest, Paragraph, Table
+from llama_lab.studies.conclusions import ArmConclusion
 from llama_lab.studies.results import ArmResult, RunResult, Score, StudyResult
+from llama_lab.studies.statistics import Comparison
 
 NONE = "\u2013"
 
@@ -39,9 +41,9 @@ def finished(arm: ArmResult) -> list[RunResult]:
     return [run for run in arm.runs if run.end == "finished"]
 
 
-def compared(result: StudyResult) -> list[dict[str, Any]]:
+def compared(result: StudyResult) -> tuple[ArmConclusion, ...]:
     """The arms that were held against a reference, as the statistics left them."""
-    return list(result.family["arms"])
+    return result.family.arms
 
 
 def _average(runs: Sequence[RunResult], name: str, form: Callable[[float | None], str]) -> str:
@@ -144,30 +146,30 @@ def tests(result: StudyResult) -> Table:
     references = {arm.name: arm.reference for arm in result.arms}
     rows = []
     for arm in compared(result):
-        c = arm["comparison"]
-        flip = as_probability(c["sign_flip_p"]) + ("" if c["sign_flip_exact"] else " (drawn)")
+        c = arm.comparison
+        flip = as_probability(c.sign_flip_p) + ("" if c.sign_flip_exact else " (drawn)")
         rows.append(
             (
-                arm["name"],
-                references[arm["name"]],
-                arm["verdict"],
-                str(len(c["seeds"])),
-                number(c["difference"], sign="+"),
+                arm.name,
+                references[arm.name],
+                arm.verdict,
+                str(len(c.seeds)),
+                number(c.difference, sign="+"),
                 interval(c),
-                number(c["t"], ".2f"),
-                as_probability(c["p"]),
-                as_probability(arm["p_holm"]),
+                number(c.t, ".2f"),
+                as_probability(c.p),
+                as_probability(arm.p_holm),
                 flip,
             )
         )
     return Table(header, tuple(rows), names=3)
 
 
-def interval(comparison: dict[str, Any]) -> str:
+def interval(comparison: Comparison) -> str:
     """Both ends of it."""
-    if comparison["low"] is None:
+    if comparison.low is None:
         return NONE
-    return f"{comparison['low']:+.4f} to {comparison['high']:+.4f}"
+    return f"{comparison.low:+.4f} to {comparison.high:+.4f}"
 
 
 def pairing(result: StudyResult) -> Table:
@@ -181,11 +183,11 @@ def pairing(result: StudyResult) -> Table:
     )
     rows = []
     for arm in compared(result):
-        c = arm["comparison"]
-        half = None if c["low"] is None else (c["high"] - c["low"]) / 2
-        gain = number(c["pairing_gain"], ".2f")
-        widths = (number(half), number(c["unpaired_half_width"]), gain)
-        rows.append((arm["name"], number(c["correlation"], ".3f"), *widths))
+        c = arm.comparison
+        half = None if c.low is None or c.high is None else (c.high - c.low) / 2
+        gain = number(c.pairing_gain, ".2f")
+        widths = (number(half), number(c.unpaired_half_width), gain)
+        rows.append((arm.name, number(c.correlation, ".3f"), *widths))
     return Table(header, tuple(rows))
 
 

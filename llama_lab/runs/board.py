@@ -16,7 +16,7 @@ from llama_lab.runs import diagnostics
 from llama_lab.runs.callbacks import data_of
 from llama_lab.runs.events import BEST_LOSS, BEST_STEP, LOSSES, Charts, RunEvents
 from llama_lab.runs.records import diagnostics_csv
-from llama_lab.training.module import LanguageModel
+from llama_lab.training.module import LanguageModel, language_model
 
 GROUPS = ("model.", "data.")
 SINGLE = (
@@ -55,7 +55,7 @@ class RunBoard(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write both, behind the cut that a resumed run makes in its records."""
-        assert isinstance(pl_module, LanguageModel)
+        pl_module = language_model(pl_module)
         known = hyperparameters(self.settings, pl_module, data_of(trainer).context)
         for events in events_of(trainer):
             events.begin(known, self.layout(pl_module))
@@ -73,7 +73,7 @@ class RunBoard(Callback):
         """Log the lowest loss so far, this one's included, before the checkpoints are written."""
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
-        assert isinstance(pl_module, LanguageModel)
+        pl_module = language_model(pl_module)
         run, step = pl_module.run, trainer.global_step
         best = (run.best_loss, run.best_step)
         if pl_module.validation["val_loss"] < run.best_loss:

@@ -19,7 +19,7 @@ from llama_lab.inspect.ceilings import product_dtype, run_ceiling
 from llama_lab.model.devices import answers_at_once
 from llama_lab.runs.events import RunEvents
 from llama_lab.training.compiling import Work, decide_compilation
-from llama_lab.training.module import LanguageModel
+from llama_lab.training.module import LanguageModel, language_model
 from llama_lab.training.steps import finished_step, logged_step
 
 SAMPLE_TOKENS = 200
@@ -37,7 +37,7 @@ class BlockCompiler(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """For training."""
-        assert isinstance(pl_module, LanguageModel)
+        pl_module = language_model(pl_module)
         pl_module.train()
         self.decide(trainer, pl_module)
 
@@ -52,7 +52,7 @@ class BlockCompiler(Callback):
 
     def decide(self, trainer: Trainer, module: LightningModule) -> None:
         """Decide, once."""
-        assert isinstance(module, LanguageModel)
+        module = language_model(module)
         data, parts = data_of(trainer), trainer.world_size * trainer.accumulate_grad_batches
         work = Work(
             device=trainer.strategy.root_device.type,
@@ -125,7 +125,7 @@ class StepMetrics(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Count and measure what speed is held against, and start the clock."""
-        assert isinstance(pl_module, LanguageModel)
+        pl_module = language_model(pl_module)
         device = trainer.strategy.root_device
         context = data_of(trainer).context
         dtype = product_dtype(trainer.precision_plugin.forward_context, device)
@@ -151,7 +151,7 @@ class StepMetrics(Callback):
         batch_idx: int,
     ) -> None:
         """Count the microbatch; at the end of a logged step, log."""
-        assert isinstance(pl_module, LanguageModel)
+        pl_module = language_model(pl_module)
         pl_module.run.order.update(batch.sequences, batch.starts)
         if not finished_step(trainer, batch_idx):
             return
@@ -200,7 +200,7 @@ class ValidationRecord(Callback):
         """Log passes and a sample; keep the losses for the closing remark on overfitting."""
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
-        assert isinstance(pl_module, LanguageModel)
+        pl_module = language_model(pl_module)
         assert pl_module.tokenizer is not None
         step, run = trainer.global_step, pl_module.run
         passes = data_of(trainer).passes(run.sequences)

@@ -16,7 +16,7 @@ from llama_lab.files import write_atomically
 from llama_lab.runs.receipts import Receipt
 from llama_lab.runs.stopping import StopSignals
 from llama_lab.signals import stopped_by
-from llama_lab.training.module import LanguageModel
+from llama_lab.training.module import language_model
 from llama_lab.training.steps import finished_step, validation_due
 
 
@@ -88,7 +88,7 @@ class RunCheckpoints(Checkpoint):
         """Write ``best.ckpt`` if the loss is the lowest yet, then ``last.ckpt`` where due."""
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
-        assert isinstance(pl_module, LanguageModel)
+        pl_module = language_model(pl_module)
         step, run, loss = trainer.global_step, pl_module.run, pl_module.validation["val_loss"]
         if loss < run.best_loss:
             run.best_loss, run.best_step = loss, step
@@ -108,7 +108,7 @@ class RunCheckpoints(Checkpoint):
 
     def save(self, trainer: Trainer, pl_module: LightningModule, name: str) -> None:
         """Write a checkpoint, once the run is found sound and its records are on disk."""
-        assert isinstance(pl_module, LanguageModel)
+        pl_module = language_model(pl_module)
         pl_module.check_finite()
         for logger in trainer.loggers:
             logger.save()
@@ -128,7 +128,7 @@ class RunCheckpoints(Checkpoint):
 
 def stopped(signum: int, module: LightningModule, step: int) -> Stopped:
     """How a run ends that a signal asked to stop."""
-    assert isinstance(module, LanguageModel)
+    module = language_model(module)
     return stopped_by(
         signum,
         f" at step {step:,}; everything is saved; go on with "

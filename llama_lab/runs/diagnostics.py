@@ -15,7 +15,7 @@ from llama_lab.model.block import Block
 from llama_lab.model.decoder import DecoderConfig
 from llama_lab.runs.events import INITIAL_GRADIENT_NORM, Charts, RunEvents
 from llama_lab.runs.records import MetricsCsv, append_rows, diagnostics_csv
-from llama_lab.training.module import LanguageModel
+from llama_lab.training.module import LanguageModel, language_model
 from llama_lab.training.processes import require_whole_weights
 from llama_lab.training.steps import finished_step
 
@@ -75,7 +75,7 @@ class Diagnostics(Callback):
         """Read gradients and activities, and keep the weights as they are before the step."""
         if self.tokens is None:
             return
-        assert isinstance(pl_module, LanguageModel)
+        pl_module = language_model(pl_module)
         with trainer.precision_plugin.forward_context():
             activities = observe(pl_module.network, self.tokens, self.documents)
         blocks = blocks_of(pl_module)
@@ -96,7 +96,7 @@ class Diagnostics(Callback):
         """Compare the weights with those before the step, and log."""
         if self.tokens is None:
             return
-        assert isinstance(pl_module, LanguageModel)
+        pl_module = language_model(pl_module)
         blocks = zip(self.readings, blocks_of(pl_module), self.weights, strict=True)
         for reading, block, before in blocks:
             reading["update_ratio"] = update_ratio(before, block.parameters())

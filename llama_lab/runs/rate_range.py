@@ -24,7 +24,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from llama_lab.errors import UserError
 from llama_lab.runs.callbacks import StepSeeds
 from llama_lab.runs.command_line import LabCLI
-from llama_lab.training.module import LanguageModel
+from llama_lab.training.module import language_model
 from llama_lab.training.steps import finished_step
 
 SMOOTHING = 0.9
@@ -211,7 +211,7 @@ class GrowingRate(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Its loss, which the weights of before it gave."""
-        assert isinstance(pl_module, LanguageModel)
+        pl_module = language_model(pl_module)
         if not finished_step(trainer, batch_idx):
             return
         loss, _ = pl_module.meter.read_synced()

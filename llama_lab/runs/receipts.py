@@ -20,7 +20,7 @@ from llama_lab.inspect.accounting import count_parameters
 from llama_lab.model.devices import device_function
 from llama_lab.runs.callbacks import data_of
 from llama_lab.runs.events import RunEvents
-from llama_lab.training.module import LanguageModel
+from llama_lab.training.module import LanguageModel, language_model
 
 PACKAGES = ("llama-lab", "torch", "lightning", "tokenizers", "numpy")
 
@@ -48,12 +48,12 @@ class Receipt(Callback):
         if self.contents and trainer.is_global_zero:
             stopped = isinstance(exception, Stopped | KeyboardInterrupt)
             self.contents["state"] = "stopped" if stopped else "failed"
-            assert isinstance(pl_module, LanguageModel)
+            pl_module = language_model(pl_module)
             self._save(pl_module)
 
     def write(self, trainer: Trainer, module: LightningModule, state: str) -> None:
         """Write what was consumed so far; every process must ask at the same time."""
-        assert isinstance(module, LanguageModel)
+        module = language_model(module)
         order = module.run.total_order()  # a collective: every process takes part
         if not trainer.is_global_zero:
             return

@@ -20,7 +20,7 @@ from llama_lab.files import write_atomically
 from llama_lab.runs.continuing import Place
 from llama_lab.runs.events import RunEvents
 from llama_lab.runs.user_callbacks import InRunFolder
-from llama_lab.training.module import LanguageModel
+from llama_lab.training.module import language_model
 from llama_lab.training.state import RunState
 from llama_lab.yaml_text import dump_yaml
 
@@ -170,7 +170,7 @@ class RunFolder(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Make the folder, or take up the one of the resumed run, and open its records."""
-        assert isinstance(pl_module, LanguageModel)
+        pl_module = language_model(pl_module)
         folder = self.resumed
         if folder is None and trainer.is_global_zero:
             folder = self.at or new_run_folder(self.place.logs, self.place.name)
@@ -193,7 +193,7 @@ class RunFolder(Callback):
 
         A run that goes on in a new folder takes the best checkpoint so far along.
         """
-        assert isinstance(pl_module, LanguageModel)
+        pl_module = language_model(pl_module)
         if self.origin is not None:
             self._branch(self.origin, trainer, pl_module.run)
         if self.resumed is None:

@@ -16,7 +16,7 @@ from llama_lab.inspect.accounting import count_parameters
 from llama_lab.runs.callbacks import StepMetrics, ValidationRecord, data_of
 from llama_lab.runs.user_callbacks import ended_early_line
 from llama_lab.training.averaging import AveragingConfig, averaged_steps
-from llama_lab.training.module import LanguageModel
+from llama_lab.training.module import LanguageModel, language_model
 from llama_lab.training.steps import finished_step, logged_step
 
 # Off a terminal a line at least so far apart, and one at each validation.
@@ -42,7 +42,7 @@ class RunProgress(Callback):
         """Say what is about to be trained on what."""
         if not trainer.is_global_zero:
             return
-        assert isinstance(pl_module, LanguageModel)
+        pl_module = language_model(pl_module)
         for line in opening(trainer, pl_module):
             self.console.print(line, markup=False)
         self.began, self.first = time.monotonic(), trainer.global_step
@@ -76,7 +76,7 @@ class RunProgress(Callback):
         """Print the validation loss for good, above the bar."""
         if not trainer.is_global_zero or trainer.state.fn != "fit" or trainer.sanity_checking:
             return
-        assert isinstance(pl_module, LanguageModel)
+        pl_module = language_model(pl_module)
         loss, run = pl_module.validation["val_loss"], pl_module.run
         best = "  (best yet)" if loss < run.best_loss else ""
         self._line(trainer, f"  val loss {loss:.4f}{best}")

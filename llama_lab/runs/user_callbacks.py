@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 
 from llama_lab.errors import UserError
-from llama_lab.training.module import LanguageModel
+from llama_lab.training.module import language_model
 
 # Callbacks that would break a promise, with the way to what they are for.
 REFUSED = {
@@ -106,7 +106,7 @@ class EarlyEnds(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Note who asked to stop, before the last checkpoint is written."""
-        assert isinstance(pl_module, LanguageModel)
+        pl_module = language_model(pl_module)
         early = trainer.should_stop and trainer.global_step < trainer.max_steps
         if trainer.state.fn == "fit" and early and not trainer.sanity_checking:
             pl_module.run.ended_early = self.reason()

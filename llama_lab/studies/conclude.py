@@ -47,7 +47,7 @@ def conclude(run: StudyRun, command: str) -> StudyResult:
             )
             for name, planned in arms.items()
         ],
-        family=dataclasses.asdict(family),
+        family=family,
         chance=sources_of_chance(run),
         notes=notes(run, by_arm),
         threads=run.ledger.threads,

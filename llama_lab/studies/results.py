@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from llama_lab.studies.conclusions import ComparisonFamily
+
 RunEnd = Literal[
     "finished", "diverged", "out_of_memory", "crashed", "refused", "stopped", "waiting"
 ]
@@ -123,8 +125,8 @@ class StudyResult:
     base: str
     seeds: list[int]
     arms: list[ArmResult]
-    family: dict[str, Any]
-    """``dataclasses.asdict`` of :class:`llama_lab.studies.statistics.ComparisonFamily`."""
+    family: ComparisonFamily
+    """What the statistics say of every arm."""
     chance: list[str]
     """Which sources of chance a seed varies, and what stays fixed: a sentence each."""
     notes: list[str]

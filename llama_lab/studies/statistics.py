@@ -7,6 +7,7 @@ so that thousands of simulated studies pass through the very functions that judg
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import special
+from scipy import special, stats
 
 ALPHA = 0.05
 """The chance of any false verdict in a study that is left, over all arms and looks."""
@@ -60,15 +61,22 @@ def paired_t(base: ArrayLike, arm: ArrayLike, level: float = ALPHA) -> PairedT:
     """
     base, arm = np.asarray(base, dtype=np.float64), np.asarray(arm, dtype=np.float64)
     difference = arm - base
-    n = difference.shape[-1]
     none = ROUNDING * np.maximum(np.abs(base).max(-1), np.abs(arm).max(-1))
     mean, sd = difference.mean(-1), difference.std(-1, ddof=1)
     constant = sd <= none
     same = constant & (np.abs(mean) <= none)
-    error = np.where(constant, np.nan, sd) / math.sqrt(n)
-    t = np.where(same, 0.0, mean / error)
-    p = 2 * special.stdtr(n - 1, -np.abs(t))
-    half_width = np.where(same, 0.0, _two_sided(n - 1, level) * error)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # scipy warns of constant differences, treated here
+        test = stats.ttest_rel(arm, base, axis=-1)
+        interval = test.confidence_interval(1 - level)
+    t, p, half_width = (
+        np.where(same, zero, np.where(constant, np.nan, value))
+        for zero, value in (
+            (0.0, test.statistic),
+            (1.0, test.pvalue),
+            (0.0, (interval.high - interval.low) / 2),
+        )
+    )
     return PairedT(mean, np.where(constant, 0.0, sd), t, p, half_width)
 
 
@@ -271,9 +279,8 @@ def _welch_half_width(a: Array, b: Array, level: float) -> float | None:
     """Half the Welch interval's width (B. Welch 1947, Biometrika 34:28) of n values in each arm."""
     if not (_varies(a) or _varies(b)):
         return None
-    of_a, of_b = (values.var(ddof=1) / len(values) for values in (a, b))
-    df = (of_a + of_b) ** 2 / ((of_a**2 + of_b**2) / (len(a) - 1))
-    return _number(_two_sided(df, level) * np.sqrt(of_a + of_b))
+    interval = stats.ttest_ind(a, b, equal_var=False).confidence_interval(1 - level)
+    return _number((interval.high - interval.low) / 2)
 
 
 @dataclass(frozen=True)

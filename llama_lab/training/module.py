@@ -346,5 +346,16 @@ class LanguageModel(LightningModule):
             )
 
 
+def language_model(module: LightningModule) -> LanguageModel:
+    """The module that a callback is given, by its own type: Lightning declares any module.
+
+    Raises:
+        TypeError: It is another one.
+    """
+    if not isinstance(module, LanguageModel):
+        raise TypeError(f"callbacks of a run need a LanguageModel, got {type(module).__name__}")
+    return module
+
+
 def _rebuild(build: Any, value: Any) -> Any:
     return build(value) if isinstance(value, Mapping) else value

@@ -8,7 +8,7 @@ import math
 import random
 from typing import Any
 
-from llama_lab.studies.conclusions import Runs, describe_family
+from llama_lab.studies.conclusions import ComparisonFamily, Runs, describe_family
 from llama_lab.studies.results import ArmResult, Decoding, Point, RunResult, Score, StudyResult
 
 TRAINING = "It was the best of times, it was the worst of times, it was the age of wisdom"
@@ -149,7 +149,7 @@ def arm_result(name: str, effect: float, changes: dict[str, Any], **asked: Any) 
     )
 
 
-def conclude(arms: list[ArmResult], seeds: tuple[int, ...]) -> dict[str, Any]:
+def conclude(arms: list[ArmResult], seeds: tuple[int, ...]) -> ComparisonFamily:
     """The family of these arms, by the statistics that judge real studies."""
     runs = {
         arm.name: Runs(
@@ -159,7 +159,7 @@ def conclude(arms: list[ArmResult], seeds: tuple[int, ...]) -> dict[str, Any]:
         for arm in arms
     }
     base = runs.pop("llama")
-    return dataclasses.asdict(describe_family(base, runs, seeds))
+    return describe_family(base, runs, seeds)
 
 
 def study(

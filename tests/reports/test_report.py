@@ -19,7 +19,7 @@ pytest.importorskip("plotly", reason="plotly comes with the extra `lab`")
 from llama_lab.errors import UserError
 from llama_lab.reports.markdown import escape, fence
 from llama_lab.reports.study_report import write_reports
-from llama_lab.reports.texts import as_json, visible
+from llama_lab.reports.texts import visible
 from llama_lab.studies.results import StudyResult
 from tests.reports.studies import SEEDS, study
 
@@ -36,17 +36,17 @@ def written(result: StudyResult, folder: Path) -> dict[str, str]:
 
 def hostile(result: StudyResult) -> StudyResult:
     """The same study, each text in it an attack."""
-    text = as_json(dataclasses.asdict(result))
     names = {"layernorm": HOSTILE, "learned positions": "x" * 5000}
 
-    def renamed(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: renamed(item) for key, item in value.items()}
-        if isinstance(value, list):
-            return [renamed(item) for item in value]
-        return names.get(value, value) if isinstance(value, str) else value
-
-    family = renamed(json.loads(text)["family"])
+    conclusions = [
+        dataclasses.replace(
+            arm,
+            name=names.get(arm.name, arm.name),
+            reference=names.get(arm.reference, arm.reference),
+        )
+        for arm in result.family.arms
+    ]
+    family = dataclasses.replace(result.family, arms=tuple(conclusions))
     arms = [
         dataclasses.replace(
             arm,
@@ -153,12 +153,12 @@ def test_each_arm_has_its_verdict_in_words(name: str, tmp_path: Path) -> None:
     result = study()
     text = written(result, tmp_path)[name]
     text = Outline(text).text if name.endswith("html") else text.replace("\\", "")
-    found = {arm["name"]: arm["verdict"] for arm in result.family["arms"]}
+    found = {arm.name: arm.verdict for arm in result.family.arms}
     assert found["swiglu, wider by a third"] == "pays"
     assert found["learned positions"] == "diverged in 1 of 5"
-    for arm in result.family["arms"]:
-        assert arm["sentence"].partition(": ")[2] in text
-        assert arm["verdict"] in text.partition("Differences\n")[0]
+    for arm in result.family.arms:
+        assert arm.sentence.partition(": ")[2] in text
+        assert arm.verdict in text.partition("Differences\n")[0]
 
 
 def test_one_seed_has_neither_verdict_nor_band(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_what_a_study_did_not_ask_for_is_left_out(tmp_path: Path) -> None:
         )
         for arm in result.arms[:1]
     ]
-    family = {**result.family, "arms": ()}
+    family = dataclasses.replace(result.family, arms=())
     text = written(dataclasses.replace(result, arms=bare, family=family, notes=[]), tmp_path)
     for title in titles:
         assert f"## {title}" in full
@@ -316,7 +316,7 @@ def test_digests_are_short_in_the_page_and_whole_in_their_title(tmp_path: Path) 
 
 def test_exploratory_looks_are_said(tmp_path: Path) -> None:
     result = study()
-    told = dataclasses.replace(result, family={**result.family, "exploratory": True})
+    told = dataclasses.replace(result, family=dataclasses.replace(result.family, exploratory=True))
     assert "Exploratory" not in written(result, tmp_path)["report.md"]
     assert "Exploratory" in written(told, tmp_path)["report.md"]
 

@@ -113,6 +113,8 @@ class Lab:
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Lab:
     """A folder with ``text.txt`` in it, and ``llama-lab`` to run there."""
     monkeypatch.chdir(tmp_path)
+    # A sample at each validation takes as long as the training that it belongs to.
+    monkeypatch.setattr("llama_lab.runs.callbacks.SAMPLE_TOKENS", 20)
     (tmp_path / "text.txt").write_text(TEXT)
     return Lab(tmp_path, capsys)
 
