@@ -419,7 +419,7 @@ def json_page() -> str:
     from llama_lab.bench.config_speed import BenchResult, DecodingSpeed, StepMs
     from llama_lab.kernels.kernel_report import PartReport
     from llama_lab.kernels.pair_timing import PartResult
-    from llama_lab.studies.conclusions import ArmConclusion, Family, Lost
+    from llama_lab.studies.conclusions import ArmConclusion, ComparisonFamily, Lost
     from llama_lab.studies.results import (
         ArmResult,
         Decoding,
@@ -432,7 +432,7 @@ def json_page() -> str:
 
     texts = yaml.safe_load((DOCS / "json_fields.yaml").read_text(encoding="utf-8"))
     study = (StudyResult, ArmResult, RunResult, Point, Score, Decoding)
-    verdicts = (Family, ArmConclusion, Comparison, Lost)
+    verdicts = (ComparisonFamily, ArmConclusion, Comparison, Lost)
     parts = [JSON_HEAD, "## `results.json` of a study { #results }\n"]
     parts += [fields_table(cls, texts) for cls in (*study, *verdicts)]
     parts.append("## `results.json` of a study of parts { #parts }\n")

@@ -32,7 +32,7 @@ def test_the_notebook_runs_and_shows_what_it_promises(
         if output.output_type == "stream"
     )
     assert "layer 4: stream" in printed
-    assert "step   rope  learned" in printed
+    assert "rope  learned" in printed
     assert "position                 differs" in printed
     assert printed.count(" equal\n") == 5
     # It leaves nothing where it was started.

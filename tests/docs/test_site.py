@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -35,22 +32,37 @@ def generator() -> ModuleType:
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("material", reason="mkdocs-material is not installed: the extra docs")
-    built = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert built.returncode == 0, built.stderr
-    assert "WARNING" not in built.stderr
+    from mkdocs.commands.build import build
+    from mkdocs.config import load_config
+
+    # A warning of a strict build is an Abort.
+    build(load_config(str(ROOT / "mkdocs.yml"), strict=True, site_dir=str(tmp_path)))
     for command in cli.COMMANDS:
-        assert (
-            f"llama-lab {command}" in (tmp_path / f"reference/commands/{command}.html").read_text()
-        )
+        page = tmp_path / f"reference/commands/{command}.html"
+        assert f"llama-lab {command}" in page.read_text()
     assert (tmp_path / "reference/switches.html").is_file()
     # What the pages are made from is not part of them.
     assert not [p for p in tmp_path.rglob("*") if p.suffix in (".py", ".yaml", ".patch")]
+
+
+def test_a_dead_link_ends_the_build(tmp_path: Path) -> None:
+    pytest.importorskip("material", reason="mkdocs-material is not installed: the extra docs")
+    from mkdocs.commands.build import build
+    from mkdocs.config import load_config
+    from mkdocs.exceptions import Abort
+
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/index.md").write_text("# Home\n\n[gone](index.md#not-there)\n")
+    settings = load_config(
+        str(ROOT / "mkdocs.yml"),
+        strict=True,
+        docs_dir=str(tmp_path / "docs"),
+        site_dir=str(tmp_path / "site"),
+        nav=[{"Home": "index.md"}],
+        hooks=[],
+    )
+    with pytest.raises(Abort):
+        build(settings)
 
 
 def test_every_command_is_in_the_navigation() -> None:
