@@ -7,7 +7,7 @@ TORCH ?=
 CONFIG ?= configs/llama.yaml
 BIN := $(VENV)/bin
 
-.PHONY: fit test check slow clean
+.PHONY: fit test check slow docs clean
 
 fit: $(VENV)/.installed
 	$(BIN)/llama-lab fit --config $(CONFIG) $(ARGS)
@@ -23,6 +23,9 @@ check: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(VENV)/.installed-docs
+	$(BIN)/mkdocs build --strict
+
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(if $(TORCH),$(BIN)/pip install '$(TORCH)')
@@ -33,5 +36,9 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	$(BIN)/pip install -e '.[test]'
 	touch $@
 
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(BIN)/pip install -e '.[docs]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist
+	rm -rf $(VENV) build dist site
