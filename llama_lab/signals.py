@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,20 +30,46 @@ def signals_end_the_command() -> Iterator[None]:
         yield
         return
     stopping = False
+    received = lost = 0  # numbers of signals; 0 is none
 
     def end(signum: int, frame: FrameType | None) -> None:
-        nonlocal stopping
+        nonlocal stopping, received, lost
         # A batch system repeats its announcement, and sends it to a whole group of processes. A
         # second exception would only disturb the saving that the first one began.
         if stopping and signum in ANNOUNCEMENTS:
             return
-        stopping = True
+        stopping, received, lost = True, signum, 0
         raise stopped_by(signum)
 
+    def send_again(unraisable: sys.UnraisableHookArgs) -> None:
+        # The signal came while a destructor or a callback from C ran. Python prints an exception
+        # that leaves one, and goes on as if nothing had happened.
+        nonlocal stopping, lost
+        if not isinstance(unraisable.exc_value, Stopped):
+            previous_hook(unraisable)
+            return
+        stopping, lost = False, received
+        timer = threading.Timer(0.02, send_to_main_thread, [received])
+        timer.daemon = True
+        timer.start()
+
+    def send_to_main_thread(signum: int) -> None:
+        if not lost:
+            return
+        if hasattr(signal, "pthread_kill"):  # ends a wait of the main thread as well
+            signal.pthread_kill(threading.main_thread().ident or 0, signum)
+        else:
+            signal.raise_signal(signum)
+
     previous = {signum: signal.signal(signum, end) for signum in SIGNALS}
+    previous_hook, sys.unraisablehook = sys.unraisablehook, send_again
     try:
         yield
+        if lost:  # the command was faster than the timer
+            raise stopped_by(lost)
     finally:
+        lost = 0
+        sys.unraisablehook = previous_hook
         for signum, handler in previous.items():
             signal.signal(signum, handler)
 

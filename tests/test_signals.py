@@ -94,6 +94,30 @@ def wait_for_store(folder: Path, process: subprocess.Popen[str]) -> None:
         time.sleep(0.02)
 
 
+class SignalledInItsDestructor:
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(0)  # where Python notices the signal
+
+
+@pytest.mark.parametrize("seconds", [0, 5])
+def test_a_signal_that_meets_a_destructor_is_not_lost(
+    seconds: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (
+        pytest.raises(Stopped, match="stopped by SIGUSR1") as raised,
+        signals_end_the_command(),
+    ):
+        subject = SignalledInItsDestructor()
+        del subject  # Python swallows what leaves a destructor
+        for _ in range(int(seconds * 100)):
+            time.sleep(0.01)
+        if seconds:
+            pytest.fail("the command went on")
+    assert raised.value.signum == signal.SIGTERM
+    assert "ignored" not in capsys.readouterr().err
+
+
 def test_a_repeated_announcement_does_not_disturb_what_the_first_one_began() -> None:
     with signals_end_the_command():
         with pytest.raises(Stopped, match="stopped by SIGUSR1") as raised:
