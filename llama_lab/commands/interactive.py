@@ -13,9 +13,10 @@ from jsonargparse import Namespace
 from llama_lab.commands.output import one_line
 from llama_lab.commands.turns import Asked, ask_in_chat, ask_plainly, say, say_if_cut, write_turn
 from llama_lab.errors import UserError
+from llama_lab.generation.completions import CompletionConfig
 from llama_lab.generation.folder_files import refuse_without_template
-from llama_lab.generation.generate import LoadedModel, refuse_idle_parsing
-from llama_lab.generation.sampling import SamplingConfig
+from llama_lab.generation.loading import LoadedModel
+from llama_lab.generation.prompts import refuse_idle_parsing
 from llama_lab.names import is_utf8
 from llama_lab.signals import interrupt_is_noted
 
@@ -31,16 +32,16 @@ class Loop:
     Args:
         model: The model.
         path: Its checkpoint.
-        sampling: How an id is chosen.
+        config: How a line is continued.
         options: The command's flags.
     """
 
     def __init__(
-        self, model: LoadedModel, path: Path, sampling: SamplingConfig, options: Namespace
+        self, model: LoadedModel, path: Path, config: CompletionConfig, options: Namespace
     ) -> None:
         self.model = model
         self.path = path
-        self.sampling = sampling
+        self.config = config
         self.options = options
         self.messages: list[dict[str, str]] = []
         self.turns = 0
@@ -87,12 +88,12 @@ class Loop:
         seed = (self.options.seed + self.turns) % 2**63
         self.turns += 1
         with interrupt_is_noted() as interrupted:
-            ids = write_turn(
-                self.model, asked, self.sampling, self.options, seed=seed, stopped=interrupted
-            )
+            written = write_turn(self.model, asked, self.config, seed=seed, stopped=interrupted)
         if self.options.chat:
             # Shown or not, special tokens are no part of what was said: the template writes them.
-            answer = self.model.tokenizer.decode(ids)
+            answer = self.model.tokenizer.decode(written.ids)
+            if written.ended == "stop_string":
+                answer = written.text
             self.messages = [*messages, {"role": "assistant", "content": answer}]
 
     def _asked(self, line: str, messages: list[dict[str, str]]) -> Asked:

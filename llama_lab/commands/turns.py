@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from jsonargparse import Namespace
+from rich.console import Console
+from rich.text import Text
 
+from llama_lab.data.tokenizers.kinds import Tokenizer
 from llama_lab.errors import UserError
 from llama_lab.generation.folder_files import render_chat
-from llama_lab.generation.generate import (
-    LoadedModel,
-    parsed_ids,
-    prompt_ids,
-    refuse_idle_parsing,
-    stream_ids,
+from llama_lab.generation.completions import (
+    Completion,
+    CompletionConfig,
+    Request,
+    complete,
 )
-from llama_lab.generation.sampling import SamplingConfig
+from llama_lab.generation.decoding import Drawn
+from llama_lab.generation.loading import LoadedModel
+from llama_lab.generation.prompts import parsed_ids, prompt_ids, refuse_idle_parsing
 
 
 class Asked(NamedTuple):
@@ -94,50 +98,77 @@ def say_if_cut(model: LoadedModel, asked: Asked, named: str) -> bool:
 def write_turn(
     model: LoadedModel,
     asked: Asked,
-    sampling: SamplingConfig,
-    options: Namespace,
+    config: CompletionConfig,
     *,
     seed: int,
     stopped: Callable[[], bool] = lambda: False,
-) -> list[int]:
+) -> Completion:
     """Write what the model puts behind the prompt while it comes.
 
     Args:
         model: The model.
         asked: What it continues.
-        sampling: How an id is chosen.
-        options: The command's flags.
+        config: How it is continued.
         seed: Of the draws.
         stopped: Asked between two tokens: whether the text ends here.
 
     Returns:
-        The ids that were drawn.
+        The continuation.
     """
-    started, drawn = time.perf_counter(), []
-    sys.stdout.write(asked.text)
-    sys.stdout.flush()
-    for piece in stream_ids(
-        model.decoder,
-        model.tokenizer,
-        asked.ids,
-        at_start=not asked.text,
-        max_new_tokens=options.max_new_tokens,
-        sampling=sampling,
-        seed=seed,
-        shows_special=options.show_special_tokens,
-        stopped=stopped,
-    ):
-        sys.stdout.write(piece.text)
-        sys.stdout.flush()
-        if piece.id is not None:
-            drawn.append(piece.id)
-    sys.stdout.write("\n")
-    sys.stdout.flush()
+    request = Request(asked.ids, asked.text, seed)
+    view = TokenView(model.tokenizer) if config.n_top else None
+    if view is None:
+        write(asked.text)
+    completion = None
+    for event in complete(model, [request], config, stopped=stopped):
+        if view is None:
+            write(event.piece.text)
+        elif event.drawn is not None:
+            view.show(event.drawn)
+        completion = event.completion or completion
+    assert completion is not None
+    if view is None:
+        write("\n")
     # A time in a log would make two equal calls differ, so it is for people at a terminal only.
     if sys.stderr.isatty():
-        seconds = time.perf_counter() - started
-        say(f"{len(drawn)} tokens, {len(drawn) / seconds:.0f} tokens/s")
-    return drawn
+        n_drawn, seconds = len(completion.ids), completion.seconds
+        say(f"{n_drawn} tokens, {n_drawn / seconds:.0f} tokens/s")
+    return completion
+
+
+def write(text: str) -> None:
+    """Write to standard output at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+class TokenView:
+    """A line for each token: its probability, and what else the model weighed.
+
+    At a terminal the token is coloured by its probability: green from one half on, yellow from one
+    tenth on, else red.
+
+    Args:
+        tokenizer: Whose tokens they are.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.names, self.pieces = tokenizer.special_names, tokenizer.pieces
+        self.console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+
+    def show(self, drawn: Drawn) -> None:
+        """Write the line of one token."""
+        assert drawn.logprob is not None
+        chance = math.exp(drawn.logprob)
+        colour = "green" if chance >= 0.5 else "yellow" if chance >= 0.1 else "red"
+        line = Text(f"{self._spelt(drawn.id):<16} {chance:6.1%}", style=colour)
+        for id, logprob in drawn.top:
+            line.append(f"   {self._spelt(id)} {math.exp(logprob):.1%}", style="default")
+        self.console.print(line)
+
+    def _spelt(self, id: int) -> str:
+        name = self.names.get(id)
+        return name or repr(self.pieces[id].decode("utf-8", errors="backslashreplace"))
 
 
 def say(text: str) -> None:

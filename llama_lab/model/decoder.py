@@ -147,17 +147,18 @@ class Decoder(nn.Module):
         """Tokens ``[B, T]`` to what the last layer gives ``[B, T, D]``, before the final norm."""
         n_tokens = tokens.size(1)
         past = 0 if cache is None else cache.length
+        apart = None if documents is None else Documents.of(documents)
+        before = None
         if cache is not None:
             cache.require_room(*tokens.shape)
-            cache.tokens[:, past : past + n_tokens] = tokens
+            apart, before = cache.documents, cache.last_tokens
+            cache.write(tokens)
             if not self.layer_positions.stays_valid(past, n_tokens):
                 cache.reset()
                 return self.read(cache.tokens[:, : past + n_tokens], cache=cache)[:, past:]
 
-        apart = None if documents is None else Documents.of(documents)
         x = self.embedding(tokens)
         if self.token_shift is not None:
-            before = None if cache is None or past == 0 else cache.tokens[:, past - 1 : past]
             begins = None if apart is None else apart.offsets == 0
             x = self.token_shift(x, None if before is None else self.embedding(before), begins)
         if apart is None:

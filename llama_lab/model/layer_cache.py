@@ -29,6 +29,11 @@ class LayerCache:
         self.values[:, :, self.length : end] = v.detach()
         return self.keys[:, :, :end], self.values[:, :, :end]
 
+    def newest(self, n_tokens: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of the last ``n_tokens`` positions, or of all that are held."""
+        begin = max(0, self.length - n_tokens)
+        return self.keys[:, :, begin : self.length], self.values[:, :, begin : self.length]
+
 
 class WindowCache(LayerCache):
     """Keys and values of a windowed layer: those that the next token sees, in order.
@@ -71,3 +76,27 @@ class WindowCache(LayerCache):
         self.values[:, :, self.end : end] = v.detach()
         self.end = end
         return self.keys[:, :, begin:end], self.values[:, :, begin:end]
+
+    def newest(self, n_tokens: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of the last ``n_tokens`` positions, or of all that are still held."""
+        begin = self.end - min(n_tokens, self.length, self.reach, self.end)
+        return self.keys[:, :, begin : self.end], self.values[:, :, begin : self.end]
+
+    def put(self, rows: list[int], k: Tensor, v: Tensor) -> None:
+        """Let keys and values ``[rows, K, P, E]`` be the last ones of some of the texts."""
+        n_tokens = k.size(2)
+        if self.end < n_tokens:  # the others move to the right
+            for held in (self.keys, self.values):
+                held[:, :, n_tokens - self.end : n_tokens] = held[:, :, : self.end].clone()
+            self.end = n_tokens
+        self.keys[rows, :, self.end - n_tokens : self.end] = k
+        self.values[rows, :, self.end - n_tokens : self.end] = v
+
+    def add(self, n_texts: int) -> None:
+        """Make room for more texts, behind the others."""
+        more = self.keys.new_zeros(n_texts, *self.keys.shape[1:])
+        self.keys, self.values = torch.cat((self.keys, more)), torch.cat((self.values, more))
+
+    def keep(self, rows: list[int]) -> None:
+        """Forget all texts but these."""
+        self.keys, self.values = self.keys[rows], self.values[rows]

@@ -133,12 +133,15 @@ class Documents:
     """Texts that are each several documents in a row, which know nothing of each other.
 
     Attributes:
-        offsets: How many tokens of its own document stand before each ``[B, T]``.
-        same: Whether two tokens are of one document ``[B, T, T]``.
+        offsets: How many tokens of its own document stand before each of T tokens ``[B, T]``.
+        same: Whether such a token and each of those held and these are of one document
+            ``[B, T, held + T]``.
+        held: Tokens that stand before these in a cache.
     """
 
     offsets: Tensor
     same: Tensor
+    held: int = 0
 
     @classmethod
     def of(cls, numbers: Tensor) -> "Documents":
@@ -147,6 +150,24 @@ class Documents:
         begins = numbers != numbers.roll(1, dims=1)
         starts = torch.where(begins, positions, 0).cummax(dim=1).values
         return cls(positions - starts, numbers[:, :, None] == numbers[:, None, :])
+
+    @classmethod
+    def behind(cls, lengths: Tensor, held: int) -> "Documents":
+        """One new token a row, behind the last ``lengths`` ``[B]`` of ``held`` columns."""
+        columns = torch.arange(held + 1, device=lengths.device)
+        return cls(lengths[:, None], (columns >= held - lengths[:, None])[:, None], held)
+
+    @property
+    def end(self) -> int:
+        """The most tokens that a document may have."""
+        return self.held + self.offsets.size(1)
+
+    def seen_within(self, window: int | None) -> tuple[Tensor, Tensor]:
+        """How far each key lies behind each query ``[T, P]``, and ``same`` for these P keys, as
+        many as a window's cache gives."""
+        held = self.held if window is None else min(self.held, window - 1)
+        distance = distances(held, self.offsets.size(1), self.offsets.device)
+        return distance, self.same[..., -distance.size(1) :]
 
 
 def distances(held: int, length: int, device: torch.device) -> Tensor:
@@ -203,13 +224,13 @@ class Position(nn.Module):
         return TokenPositions(self.mask_within(documents))
 
     def mask_within(self, documents: Documents) -> AttentionMask:
-        """What tokens see of their documents. The mask is held: ``[B, 1, T, T]``."""
+        """What tokens see of their documents. The mask is held: ``[B, 1, T, P]``."""
         return AttentionMask(self.visible_within(documents), is_causal=False)
 
     def visible_within(self, documents: Documents) -> Tensor:
-        """True where a query sees a key of its own document, ``[B, 1, T, T]``."""
-        distance = distances(0, documents.offsets.size(1), documents.offsets.device)
-        return (documents.same & self.visible(distance))[:, None]
+        """True where a query sees a key of its own document, ``[B, 1, T, P]``."""
+        distance, same = documents.seen_within(self.window)
+        return (same & self.visible(distance))[:, None]
 
     def stays_valid(self, past: int, length: int) -> bool:
         """Whether what was computed for ``past`` tokens stays right when ``length`` follow."""
@@ -289,7 +310,7 @@ class TabledPosition(Position):
         in place of the positions.
         """
         offsets = documents.offsets
-        return self.rows(0, offsets.size(1), offsets.device)[..., offsets, :]
+        return self.rows(0, documents.end, offsets.device)[..., offsets, :]
 
     def begin_table(self) -> None:
         """Make the first table, on the device that is the default now."""

@@ -189,7 +189,7 @@ class AlibiPosition(Position):
         return self.biased(distance, self.visible(distance))
 
     def mask_within(self, documents: Documents) -> AttentionMask:
-        distance = distances(0, documents.offsets.size(1), documents.offsets.device)
+        distance, _ = documents.seen_within(self.window)
         return self.biased(distance, self.visible_within(documents))
 
     def biased(self, distance: Tensor, visible: Tensor) -> AttentionMask:

@@ -11,13 +11,13 @@ import torch
 
 from llama_lab.errors import UserError
 from llama_lab.generation.generate import (
-    TextStream,
     generate,
     load_model,
     prompt_ids,
     sample_text,
 )
 from llama_lab.generation.sampling import SamplingConfig
+from llama_lab.generation.text_stream import TextStream
 from llama_lab.model.attention import AttentionConfig
 from llama_lab.model.norms import NormConfig
 from llama_lab.model.positions import PositionConfig
