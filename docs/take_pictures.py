@@ -36,7 +36,8 @@ def main(folder: Path) -> None:
         subprocess.run(command, cwd=folder, env=environment, check=True)
     take((logs / "report.html").as_uri(), PICTURES / "report.png", (1100, 900))
     with some_runs(logs) as runs, tensorboard(runs) as address:
-        take(f"{address}?tagFilter=loss%2Ftrain|grad_norm&smoothing=0#timeseries", PICTURES / "tensorboard.png", (1300, 640))
+        shown = f"{address}?tagFilter=loss%2Ftrain|grad_norm&smoothing=0#timeseries"
+        take(shown, PICTURES / "tensorboard.png", (1300, 640))
 
 
 @contextlib.contextmanager

@@ -18,6 +18,11 @@ ESCAPES = {"\\n": "\n", "\\r": "\r", "\\t": "\t", "\\\\": "\\"}
 ESCAPE = re.compile(r"\\[nrt\\]")
 
 
+def unescaped(text: str) -> str:
+    """A setting's text with its escapes resolved: line feed, carriage return, tab, backslash."""
+    return ESCAPE.sub(lambda found: ESCAPES[found[0]], text)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReadingConfig:
     """Settings that decide what is read from a source."""
@@ -53,7 +58,7 @@ class ReadingConfig:
         """``separator`` with its escapes resolved."""
         if self.separator is None:
             return None
-        return ESCAPE.sub(lambda found: ESCAPES[found[0]], self.separator)
+        return unescaped(self.separator)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -175,16 +175,26 @@ def complete(
         config: How they are continued.
         batch_size: The most texts side by side.
         stopped: Asked behind each step: whether all texts end here.
+
+    Raises:
+        UserError: A prompt is refused; the texts before it are completed first.
+        RunError: The logits are not finite.
     """
     batch = Batch(model.decoder, decoding(model, config), shares_cache=model.fault is None)
     waiting = enumerate(requests)
+    refusal: UserError | None = None
     writing: dict[int, Continuation] = {}
     while True:
-        for number, request in itertools.islice(waiting, batch_size - len(writing)):
-            writing[number] = Continuation(model, request, config)
-            generator = torch.Generator().manual_seed(request.seed)
-            batch.add(number, request.ids, config.max_new_tokens, generator)
+        try:
+            for number, request in itertools.islice(waiting, batch_size - len(writing)):
+                writing[number] = Continuation(model, request, config)
+                generator = torch.Generator().manual_seed(request.seed)
+                batch.add(number, request.ids, config.max_new_tokens, generator)
+        except UserError as error:
+            refusal, waiting = error, enumerate(())
         if not writing:
+            if refusal is not None:
+                raise refusal
             return
         for drawn in batch.step():
             text = writing[drawn.text]

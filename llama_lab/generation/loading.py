@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from llama_lab.checkpoints import check_weights, read_record
 from llama_lab.data.tokenizers.kinds import Tokenizer, tokenizer_from_state
@@ -50,10 +52,32 @@ def load_model(path: str | Path, device: str | torch.device = "cpu") -> LoadedMo
             f"--ckpt_path {path}: its tokenizer has {tokenizer.vocab_size} ids, its decoder only "
             f"{config.vocab_size} (vocab_size); the file was put together from two models"
         )
-    with torch.device("meta"):  # no weights are drawn that the file's would only replace
+    with torch.device("meta"):
+        check_weights(Decoder(config).state_dict(), record)
+    model = build_model(config, record.weights, tokenizer, device, folder=record.folder)
+    plant_fault(model.decoder, cast("FaultKind | None", record.fault))
+    return replace(model, step=record.step, fault=record.fault)
+
+
+def build_model(
+    config: DecoderConfig,
+    weights: Mapping[str, Tensor],
+    tokenizer: Tokenizer,
+    device: str | torch.device,
+    *,
+    folder: dict[str, Any] | None = None,
+) -> LoadedModel:
+    """A model from its parts, in eval mode, at step 0.
+
+    Args:
+        config: Its architecture.
+        weights: Its tensors by name.
+        tokenizer: Whose ids it knows.
+        device: Where it computes.
+        folder: What came with an imported model.
+    """
+    with torch.device("meta"):  # no weights are drawn that these would only replace
         decoder = Decoder(config)
-    check_weights(decoder.state_dict(), record)
     decoder.to_empty(device=device)
-    decoder.load_state_dict(record.weights, strict=True)
-    plant_fault(decoder, cast("FaultKind | None", record.fault))
-    return LoadedModel(decoder.eval(), tokenizer, record.step, record.fault, record.folder)
+    decoder.load_state_dict(weights, strict=True)
+    return LoadedModel(decoder.eval(), tokenizer, 0, folder=folder)

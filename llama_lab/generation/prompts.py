@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from llama_lab.data.config import SpecialTokens
 from llama_lab.data.tokenizers.base import refuse_surrogates
 from llama_lab.data.tokenizers.kinds import Tokenizer
@@ -73,3 +75,28 @@ def _start_id(tokenizer: Tokenizer) -> int:
         if special is not None:
             return special
     return tokenizer.pieces.index(b"\n") if b"\n" in tokenizer.pieces else 0
+
+
+def token_ids(tokenizer: Tokenizer, tokens: Sequence[int | str], named: str) -> tuple[int, ...]:
+    """Ids of tokens that are named by their ids, or by the spelling of a special token.
+
+    Args:
+        tokenizer: The model's.
+        tokens: The names.
+        named: The setting that messages name.
+
+    Raises:
+        UserError: There is no such token.
+    """
+    special = {name: id for id, name in tokenizer.special_names.items()}
+    ids = []
+    for token in tokens:
+        id = special.get(token, -1) if isinstance(token, str) else token
+        if not 0 <= id < tokenizer.vocab_size:
+            names = ", ".join(special) or "none here"
+            raise UserError(
+                f"{named} {token}: no such token; give an id below {tokenizer.vocab_size} or a "
+                f"special token ({names}), or use --stop for text"
+            )
+        ids.append(id)
+    return tuple(ids)
