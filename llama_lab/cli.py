@@ -36,6 +36,7 @@ COMMANDS: dict[str, Command] = {
     "validate": Command(VERBS, "score the held-out part of a text with a checkpoint"),
     "test": Command(VERBS, "the same, reported under the name test"),
     "tokenize": Command("llama_lab.commands.tokenize", "prepare a corpus and say what is in it"),
+    "predict": Command("llama_lab.commands.predict", "continue every prompt of a file"),
     "generate": Command("llama_lab.commands.generate", "sample text from a checkpoint"),
     "describe": Command("llama_lab.commands.describe", "count parameters, FLOPs and memory"),
     "bench": Command("llama_lab.commands.bench", "time training and decoding on this machine"),

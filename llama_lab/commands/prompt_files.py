@@ -9,8 +9,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jsonargparse import Namespace
-
 from llama_lab.errors import UserError
 
 JSON_LINES = (".jsonl", ".ndjson")
@@ -36,13 +34,16 @@ def one_prompt(text: str | None) -> Iterator[Prompt]:
     yield Prompt(text, "--prompt", {})
 
 
-def read_prompts(options: Namespace) -> Iterator[Prompt]:
+def read_prompts(name: str, flag: str = "--prompts") -> Iterator[Prompt]:
     """The prompts of a file, read line by line as they are needed.
+
+    Args:
+        name: The file, or - for standard input.
+        flag: The setting that names it.
 
     Raises:
         UserError: It cannot be read, is not UTF-8, or a line is no object with a ``prompt``.
     """
-    name = options.prompts
     with ExitStack() as opened:
         lines: Iterable[bytes] = sys.stdin.buffer
         if name != "-":
@@ -50,14 +51,14 @@ def read_prompts(options: Namespace) -> Iterator[Prompt]:
                 lines = opened.enter_context(Path(name).open("rb"))
             except OSError as error:
                 raise UserError(
-                    f"--prompts {name}: {error.strerror}; give a file of prompts, or - for "
+                    f"{flag} {name}: {error.strerror}; give a file of prompts, or - for "
                     "standard input"
                 ) from error
         is_json = Path(name).suffix in JSON_LINES
         found = False
         for number, raw in enumerate(lines, start=1):
             found = True
-            where = f"--prompts {name}, line {number}"
+            where = f"{flag} {name}, line {number}"
             try:
                 line = raw.decode().removeprefix("\ufeff") if number == 1 else raw.decode()
             except UnicodeDecodeError as error:
@@ -65,7 +66,7 @@ def read_prompts(options: Namespace) -> Iterator[Prompt]:
             line = line.removesuffix("\n").removesuffix("\r")
             yield _of_json(line, where) if is_json else Prompt(line, where, {})
         if not found:
-            raise UserError(f"--prompts {name}: holds no line; write a prompt into each line")
+            raise UserError(f"{flag} {name}: holds no line; write a prompt into each line")
 
 
 def _of_json(line: str, where: str) -> Prompt:
