@@ -16,7 +16,7 @@ import torch
 
 from llama_lab.configs import find_checkpoint, logs_folder
 from llama_lab.data.config import SpecialTokens
-from llama_lab.generation.completions import Completion, CompletionConfig, Request, complete
+from llama_lab.generation.completions import Completion, CompletionSettings, Request, complete
 from llama_lab.generation.loading import LoadedModel, build_model, load_model
 from llama_lab.generation.prompts import prompt_ids, token_ids
 from llama_lab.generation.sampling import SamplingConfig
@@ -126,7 +126,7 @@ def generate(
     Raises:
         UserError: A setting or a prompt is refused.
     """
-    config = CompletionConfig(
+    config = CompletionSettings(
         max_new_tokens=max_new_tokens,
         sampling=SamplingConfig(
             temperature=temperature,

@@ -11,7 +11,7 @@ from llama_lab.commands.output import one_line
 from llama_lab.commands.turns import Asked, Asker, say, write_turn
 from llama_lab.commands.written import say_shared
 from llama_lab.errors import UserError
-from llama_lab.generation.completions import CompletionConfig
+from llama_lab.generation.completions import CompletionSettings
 from llama_lab.generation.folder_files import refuse_without_template
 from llama_lab.generation.passages import SharedPassages
 from llama_lab.generation.prompts import refuse_idle_parsing
@@ -33,7 +33,7 @@ class Loop:
         shared: What texts are compared with.
     """
 
-    def __init__(self, asker: Asker, config: CompletionConfig, shared: SharedPassages) -> None:
+    def __init__(self, asker: Asker, config: CompletionSettings, shared: SharedPassages) -> None:
         self.asker, self.config, self.shared = asker, config, shared
         self.model, self.path, self.options = asker.model, asker.path, asker.options
         self.messages: list[dict[str, str]] = []

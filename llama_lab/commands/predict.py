@@ -20,7 +20,7 @@ from llama_lab.parsing import Parser
 if TYPE_CHECKING:
     from jsonargparse import Namespace
 
-    from llama_lab.generation.completions import CompletionConfig
+    from llama_lab.generation.completions import CompletionSettings
 
 DESCRIPTION = (
     "Continues every prompt of a file and writes a line of JSON for each, in the file's order. A "
@@ -164,7 +164,7 @@ def _check(options: Namespace) -> None:
 
 
 def _settings(
-    path: Path, file: str, config: CompletionConfig, options: Namespace
+    path: Path, file: str, config: CompletionSettings, options: Namespace
 ) -> dict[str, Any]:
     """What decides about the texts, by the flags' names."""
     about = {}

@@ -13,7 +13,7 @@ from llama_lab.parsing import Parser
 if TYPE_CHECKING:
     from jsonargparse import Namespace
 
-    from llama_lab.generation.completions import CompletionConfig
+    from llama_lab.generation.completions import CompletionSettings
     from llama_lab.generation.loading import LoadedModel
     from llama_lab.generation.sampling import SamplingConfig
 
@@ -93,16 +93,16 @@ def completion_of(
     *,
     logprobs: bool,
     n_top: int = 0,
-) -> CompletionConfig:
+) -> CompletionSettings:
     """What the flags say of every text."""
     from llama_lab.data.config import unescaped
-    from llama_lab.generation.completions import CompletionConfig
+    from llama_lab.generation.completions import CompletionSettings
     from llama_lab.generation.prompts import token_ids
 
     stop = [options.stop] if isinstance(options.stop, str) else options.stop or []
     tokens = options.stop_tokens
     tokens = tokens if isinstance(tokens, list) else [] if tokens is None else [tokens]
-    return CompletionConfig(
+    return CompletionSettings(
         max_new_tokens=options.max_new_tokens,
         sampling=sampling,
         stop=tuple(unescaped(string) for string in stop),

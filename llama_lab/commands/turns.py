@@ -18,7 +18,7 @@ from llama_lab.data.tokenizers.kinds import Tokenizer
 from llama_lab.errors import UserError
 from llama_lab.generation.completions import (
     Completion,
-    CompletionConfig,
+    CompletionSettings,
     Request,
     complete,
 )
@@ -127,7 +127,7 @@ class Asker:
 def write_turn(
     model: LoadedModel,
     asked: Asked,
-    config: CompletionConfig,
+    config: CompletionSettings,
     *,
     seed: int,
     stopped: Callable[[], bool] = lambda: False,

@@ -11,7 +11,7 @@ from typing import Any
 from jsonargparse import Namespace
 
 from llama_lab.commands.turns import Asked, TokenView, say, write, write_turn
-from llama_lab.generation.completions import Completion, CompletionConfig, Request, complete
+from llama_lab.generation.completions import Completion, CompletionSettings, Request, complete
 from llama_lab.generation.loading import LoadedModel
 from llama_lab.generation.passages import SharedPassages
 from llama_lab.signals import interrupt_is_noted, stopped_by
@@ -22,7 +22,7 @@ BATCH_SIZE = 8
 def write_one_by_one(
     model: LoadedModel,
     asked: Iterator[Asked],
-    config: CompletionConfig,
+    config: CompletionSettings,
     options: Namespace,
     shared: SharedPassages,
 ) -> None:
@@ -39,7 +39,7 @@ def write_one_by_one(
 def write_batches(
     model: LoadedModel,
     asked: Iterator[Asked],
-    config: CompletionConfig,
+    config: CompletionSettings,
     options: Namespace,
     shared: SharedPassages,
 ) -> None:
@@ -76,7 +76,7 @@ class OrderedOutput:
     def __init__(
         self,
         model: LoadedModel,
-        config: CompletionConfig,
+        config: CompletionSettings,
         options: Namespace,
         shared: SharedPassages,
     ) -> None:

@@ -11,14 +11,14 @@ from typing import NamedTuple
 import torch
 
 from llama_lab.errors import UserError
-from llama_lab.generation.decoding import Batch, DecodingConfig, Drawn, Ending
+from llama_lab.generation.decoding import Batch, DecodingSettings, Drawn, Ending
 from llama_lab.generation.loading import LoadedModel
 from llama_lab.generation.sampling import SamplingConfig
 from llama_lab.generation.text_stream import Piece, StopStrings, TextStream
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompletionConfig:
+class CompletionSettings:
     """How prompts are continued.
 
     Attributes:
@@ -112,7 +112,7 @@ class Event(NamedTuple):
 class Continuation:
     """One text while it is written; it shows no part of a character or of a stop string."""
 
-    def __init__(self, model: LoadedModel, request: Request, config: CompletionConfig) -> None:
+    def __init__(self, model: LoadedModel, request: Request, config: CompletionSettings) -> None:
         self.request, self.config = request, config
         self.stream = TextStream(
             model.tokenizer, at_start=not request.text, shows_special=config.shows_special
@@ -159,7 +159,7 @@ class Continuation:
 def complete(
     model: LoadedModel,
     requests: Iterable[Request],
-    config: CompletionConfig,
+    config: CompletionSettings,
     *,
     batch_size: int = 1,
     stopped: Callable[[], bool] = lambda: False,
@@ -213,9 +213,9 @@ def complete(
             return
 
 
-def decoding(model: LoadedModel, config: CompletionConfig) -> DecodingConfig:
+def decoding(model: LoadedModel, config: CompletionSettings) -> DecodingSettings:
     """How ids are chosen for texts of this model's tokenizer."""
-    return DecodingConfig(
+    return DecodingSettings(
         sampling=config.sampling,
         n_ids=model.tokenizer.vocab_size,
         stop={*(model.tokenizer.ends or ()), *config.stop_ids},

@@ -22,7 +22,7 @@ Ending = Literal["stop_token", "stop_string", "length", "interrupted"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecodingConfig:
+class DecodingSettings:
     """How ids are chosen, and what is told of them.
 
     Attributes:
@@ -106,7 +106,7 @@ class Batch:
     """
 
     def __init__(
-        self, decoder: Decoder, config: DecodingConfig, *, shares_cache: bool = True
+        self, decoder: Decoder, config: DecodingSettings, *, shares_cache: bool = True
     ) -> None:
         context = decoder.config.context_length
         self.decoder, self.config, self.context = decoder, config, context

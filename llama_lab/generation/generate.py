@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator, Sequence
 import torch
 
 from llama_lab.data.tokenizers.kinds import Tokenizer
-from llama_lab.generation.completions import CompletionConfig, Request, complete
-from llama_lab.generation.decoding import Batch, DecodingConfig
+from llama_lab.generation.completions import CompletionSettings, Request, complete
+from llama_lab.generation.decoding import Batch, DecodingSettings
 from llama_lab.generation.loading import LoadedModel as LoadedModel
 from llama_lab.generation.loading import load_model as load_model
 from llama_lab.generation.prompts import parsed_ids as parsed_ids
@@ -51,7 +51,7 @@ def generate(
         ValueError: The prompt is empty.
         RunError: The logits are not finite.
     """
-    config = DecodingConfig(
+    config = DecodingSettings(
         sampling=sampling, n_ids=n_ids, stop=stop or (), banned=banned, use_cache=use_cache
     )
     batch = Batch(decoder, config)
@@ -78,6 +78,6 @@ def sample_text(
     """
     ids, text = prompt_ids(tokenizer, prompt)
     model = LoadedModel(decoder, tokenizer, step=0)
-    config = CompletionConfig(max_new_tokens=max_new_tokens, sampling=sampling)
+    config = CompletionSettings(max_new_tokens=max_new_tokens, sampling=sampling)
     pieces = [event.piece.text for event in complete(model, [Request(ids, text, seed)], config)]
     return text + "".join(pieces)

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from llama_lab.errors import UserError
 from llama_lab.files import write_atomically
-from llama_lab.generation.completions import Completion, CompletionConfig, Request, complete
+from llama_lab.generation.completions import Completion, CompletionSettings, Request, complete
 from llama_lab.generation.loading import LoadedModel
 from llama_lab.runs.command_line import quiet
 from llama_lab.runs.trainers import build_trainer
@@ -159,7 +159,7 @@ class Predictor(LightningModule):
     def __init__(
         self,
         model: LoadedModel,
-        config: CompletionConfig,
+        config: CompletionSettings,
         parts: Parts,
         *,
         ask: Callable[[Any], tuple[list[int], str]],

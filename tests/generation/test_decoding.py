@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from llama_lab.generation.completions import CompletionConfig, Request, complete
-from llama_lab.generation.decoding import Batch, DecodingConfig
+from llama_lab.generation.completions import CompletionSettings, Request, complete
+from llama_lab.generation.decoding import Batch, DecodingSettings
 from llama_lab.generation.loading import LoadedModel
 from llama_lab.generation.sampling import SamplingConfig
 from llama_lab.generation.text_stream import StopStrings
@@ -40,7 +40,7 @@ ARCHITECTURES = {
 
 def run(decoder, prompts, n, *, sampling=GREEDY, batch_size=None, **settings):
     """The ids of each prompt; texts come in ``batch_size`` at a time, and leave as they end."""
-    batch = Batch(decoder, DecodingConfig(sampling=sampling, n_ids=23, **settings))
+    batch = Batch(decoder, DecodingSettings(sampling=sampling, n_ids=23, **settings))
     texts = [[] for _ in prompts]
     waiting = list(enumerate(prompts))
     while waiting or batch.texts:
@@ -64,7 +64,7 @@ def test_every_text_of_a_batch_is_the_text_alone(build, changes, sampling):
 
 
 def run_alone(decoder, number, prompt, n, sampling):
-    batch = Batch(decoder, DecodingConfig(sampling=sampling, n_ids=23))
+    batch = Batch(decoder, DecodingSettings(sampling=sampling, n_ids=23))
     batch.add(number, prompt, n, torch.Generator().manual_seed(number))
     ids = []
     while batch.texts:
@@ -75,7 +75,8 @@ def run_alone(decoder, number, prompt, n, sampling):
 def test_log_probabilities_are_those_of_a_forward_over_the_whole_text(build):
     decoder = build()
     batch = Batch(
-        decoder, DecodingConfig(sampling=SamplingConfig(top_k=3), n_ids=23, logprobs=True, n_top=4)
+        decoder,
+        DecodingSettings(sampling=SamplingConfig(top_k=3), n_ids=23, logprobs=True, n_top=4),
     )
     batch.add(0, [1, 2, 3], 6, torch.Generator().manual_seed(0))
     batch.add(1, [4], 6, torch.Generator().manual_seed(1))
@@ -92,7 +93,7 @@ def test_log_probabilities_are_those_of_a_forward_over_the_whole_text(build):
 
 def test_the_memory_of_a_batch_does_not_grow_with_its_texts(build):
     decoder = build()
-    batch = Batch(decoder, DecodingConfig(sampling=GREEDY, n_ids=23))
+    batch = Batch(decoder, DecodingSettings(sampling=GREEDY, n_ids=23))
     for number, prompt in enumerate(PROMPTS[:3]):
         batch.add(number, prompt, 500, torch.Generator())
 
@@ -136,7 +137,7 @@ def texts_of(model, prompts, **settings):
     requests = [Request(list(ids), "x", seed) for seed, ids in enumerate(prompts)]
     completions = {}
     shown = {}
-    for event in complete(model, requests, CompletionConfig(**settings), batch_size=3):
+    for event in complete(model, requests, CompletionSettings(**settings), batch_size=3):
         shown[event.number] = shown.get(event.number, "") + event.piece.text
         if event.completion is not None:
             completions[event.number] = event.completion
