@@ -22,6 +22,7 @@ ORDER = [
     {"studies"},
     {"runs"},
     {"training"},
+    {"parallel"},
     {"generation", "interop"},
     {"data"},
     {"parsing"},
@@ -40,7 +41,7 @@ ORDER_IN_DATA = [
     {"corpus"},
     {"batches", "config", "reading_progress"},
 ]
-LIGHTNING = {"training", "runs", "studies", "bench", "data.datamodule"}
+LIGHTNING = {"training", "runs", "studies", "bench", "data.datamodule", "parallel.strategy"}
 # Scripts know the command line of runs by an older name.
 FORWARDS = {"training/trainer_cli.py"}
 

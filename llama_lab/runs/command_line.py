@@ -32,7 +32,7 @@ from llama_lab.dotted_names import flatten
 from llama_lab.errors import UserError
 from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.parsing import readable
-from llama_lab.runs import rules
+from llama_lab.runs import machine, rules
 from llama_lab.runs.arguments import (
     GLOBAL_SEED,
     arrange,
@@ -119,6 +119,7 @@ class LabCLI(LightningCLI):
         """Trainer, model and data; their seed is ``--seed_everything``."""
         parser.add_class_arguments(Trainer, "trainer", instantiate=False, fail_untyped=False)
         parser.set_defaults({f"trainer.{k}": v for k, v in self.trainer_defaults.items()})
+        machine.add_arguments(parser)
         for action in parser._actions:
             owner_key, _, name = action.dest.partition("trainer.")
             if name and not owner_key and isinstance(action.help, str):
@@ -180,7 +181,7 @@ class LabCLI(LightningCLI):
             rules.refuse_idle_to_score(self.verb, args)
         path = self._checkpoint(explicit, name)
         if path is not None:
-            self.record = read_record(path)
+            self.record = read_record(path, sharded=self.verb == "fit")
             check_architecture(self.record)
             base |= rules.settings_for(self.verb, self.record)
             rules.refuse_contradictions(self.verb, self.record, explicit)
@@ -241,6 +242,7 @@ class LabCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """The trainer, with the callbacks of a run and intervals in optimiser steps."""
         trainer = self.config_init["trainer"]
+        timeout = machine.take_strategy(trainer)
         added = trainer["callbacks"] or []
         self.added = added if isinstance(added, list) else [added]
         check_callbacks(self.added)
@@ -252,6 +254,7 @@ class LabCLI(LightningCLI):
         return build_trainer(
             super().instantiate_trainer,
             precision=trainer["precision"],
+            timeout=timeout,
             callbacks=[*self.added, *own],
             plugins=[*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()],
             val_check_interval=interval,
