@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import shutil
 import uuid
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -148,7 +149,10 @@ def read_tensors(path: Path, contents: Mapping[str, Any], room: Mapping[str, Ten
         )
     try:
         reader = FileSystemReader(folder)
-        load(cast(dict[str, Any], read), storage_reader=reader, no_dist=True)
+        with warnings.catch_warnings():
+            # Each process reads for itself, which torch takes for an oversight.
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            load(cast(dict[str, Any], read), storage_reader=reader, no_dist=True)
     except (OSError, RuntimeError, CheckpointException, EOFError, KeyError) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(

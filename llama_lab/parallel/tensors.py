@@ -32,6 +32,19 @@ def divided_like(value: Tensor, model: Tensor) -> Tensor:
     return distribute_tensor(value, model.device_mesh, model.placements, src_data_rank=None)
 
 
+def gathered(shard: Tensor, model: Tensor) -> Tensor:
+    """The whole tensor of which each process has a shard, divided as ``model`` is.
+
+    Every process that holds a shard must ask at the same time.
+    """
+    if not isinstance(model, DTensor):
+        return shard
+    mesh, places, shape = model.device_mesh, model.placements, model.shape
+    return DTensor.from_local(
+        shard, mesh, places, run_check=False, shape=shape, stride=model.stride()
+    ).full_tensor()
+
+
 @torch.no_grad()
 def put(parameter: Tensor, value: Tensor) -> None:
     """Give a parameter the value that every process holds whole; each keeps its shard."""

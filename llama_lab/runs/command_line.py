@@ -368,6 +368,8 @@ def quiet() -> None:
     """Keep Lightning's remarks that say nothing about this run off the terminal."""
     for name in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    # It says of every gathering of a matrix that layers are divided twice.
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     for pattern in (
         r".*does not have many workers.*",
         r".*IterableDataset. has .__len__. defined.*",
