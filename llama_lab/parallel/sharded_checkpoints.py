@@ -53,10 +53,9 @@ def save_sharded(checkpoint: dict[str, Any], path: Path, tag: str, is_first: boo
     writer = FileSystemWriter(folder, sync_files=True)
     try:
         save(cast(dict[str, Any], tensors), storage_writer=writer)
-    except (OSError, RuntimeError, CheckpointException) as error:
-        first = (str(error).splitlines() or [type(error).__name__])[0]
+    except (OSError, CheckpointException) as error:
         raise RunError(
-            f"cannot write the shards {folder} ({first}); what stood there before is untouched"
+            f"cannot write {folder} ({reason_of(error)}); what stood there before is untouched"
         ) from error
     if is_first:
         rest[SHARDED_KEY] = {
@@ -154,12 +153,19 @@ def read_tensors(path: Path, contents: Mapping[str, Any], room: Mapping[str, Ten
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             load(cast(dict[str, Any], read), storage_reader=reader, no_dist=True)
     except (OSError, RuntimeError, CheckpointException, EOFError, KeyError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"--ckpt_path {path}: its shards in {folder.name} cannot be read ({first}); take "
-            "another checkpoint"
+            f"--ckpt_path {path}: its shards in {folder.name} cannot be read ({reason_of(error)}); "
+            "take another checkpoint"
         ) from error
     return read
+
+
+def reason_of(error: Exception) -> str:
+    """The first line of an error, or of the first process's among those that failed."""
+    if isinstance(error, CheckpointException) and error.failures:
+        rank, (cause, _) = next(iter(error.failures.items()))
+        return f"process {rank}: {reason_of(cause) if isinstance(cause, Exception) else cause}"
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def load_whole(path: str | Path) -> dict[str, Any]:

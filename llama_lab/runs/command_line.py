@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import signal
 import sys
 import warnings
 from collections.abc import Callable
@@ -15,7 +14,6 @@ from typing import Any, NoReturn
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
 from llama_lab.checkpoints import Record, check_weights, read_record
 from llama_lab.configs import (
@@ -31,6 +29,7 @@ from llama_lab.data.datamodule import TextDataModule
 from llama_lab.dotted_names import flatten
 from llama_lab.errors import UserError
 from llama_lab.model.decoder import Decoder, DecoderConfig
+from llama_lab.parallel.watching import lost_another
 from llama_lab.parsing import readable
 from llama_lab.runs import machine, rules
 from llama_lab.runs.arguments import (
@@ -322,14 +321,14 @@ class LabCLI(LightningCLI):
                 print(f"{name} {value!r}", flush=True)
 
     def _run(self, verb: Callable[..., Any], **options: Any) -> None:
-        """Call a verb of the trainer; when it fails, end the processes that it started."""
+        """Call a verb of the trainer; say so when it fails because another process did."""
         try:
             verb(self.model, datamodule=self.datamodule, ckpt_path=self.ckpt_path, **options)
-        except BaseException:
-            # They may be waiting for this one, and would complain that it is gone.
-            if isinstance(self.trainer.strategy.launcher, _SubprocessScriptLauncher):
-                self.trainer.strategy.launcher.kill(signal.SIGKILL)
-            raise
+        except RuntimeError as error:
+            lost = lost_another(error) if self.trainer.world_size > 1 else None
+            if lost is None:
+                raise
+            raise lost from error
 
     def _check_logs_writable(self) -> None:
         """Find out before the corpus is read, and leave nothing behind."""

@@ -10,6 +10,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 
 from llama_lab.errors import UserError
+from llama_lab.parallel.watching import watched
 from llama_lab.runs import automatic, machine, rules
 from llama_lab.training.precision import resolve_precision
 
@@ -32,6 +33,7 @@ def build_trainer(
         raise UserError(f"--trainer: {reason}") from error
     automatic.take_over(trainer)
     machine.set_timeout(trainer.strategy, timeout)
+    watched(trainer)
     for name in automatic.leave_out_foreign_callbacks(trainer, own):
         print(f"callback {name}: an installed package brought it, left out", file=sys.stderr)
     if trainer.strategy.root_device.type == "cpu" and precision in rules.HALF_PRECISIONS:

@@ -56,18 +56,18 @@ class Muon(torch.optim.Muon):
                 state["momentum_buffer"] = torch.zeros_like(p)
         momenta = [local(self.state[p]["momentum_buffer"]) for p in matrices]
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
-        ahead = torch._foreach_lerp(gradients, momenta, group["momentum"])
+        shards = torch._foreach_lerp(gradients, momenta, group["momentum"])
         # A divided matrix is gathered and made orthogonal by every process, which keeps its shard.
-        ahead = [gathered(shard, p) for shard, p in zip(ahead, matrices, strict=True)]
+        ahead = [gathered(shard, p) for shard, p in zip(shards, matrices, strict=True)]
         stack = torch.stack(ahead) if len(ahead) > 1 else ahead[0]
         steps = orthogonal(stack, group["ns_coefficients"], group["ns_steps"])
         rate = group["lr"] * step_scale(matrices[0].shape, group["adjust_lr_fn"])
         steps = steps.to(matrices[0].dtype).view(len(matrices), *matrices[0].shape)
         pairs = zip(steps.unbind(), matrices, strict=True)
-        shards = [local(divided_like(step, p)) for step, p in pairs]
+        own_steps = [local(divided_like(step, p)) for step, p in pairs]
         weights = [local(p) for p in matrices]
         torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_add_(weights, shards, alpha=-rate)
+        torch._foreach_add_(weights, own_steps, alpha=-rate)
 
 
 def orthogonal(
