@@ -160,11 +160,11 @@ def read_tensors(path: Path, contents: Mapping[str, Any], room: Mapping[str, Ten
     return read
 
 
-def reason_of(error: Exception) -> str:
+def reason_of(error: BaseException) -> str:
     """The first line of an error, or of the first process's among those that failed."""
     if isinstance(error, CheckpointException) and error.failures:
         rank, (cause, _) = next(iter(error.failures.items()))
-        return f"process {rank}: {reason_of(cause) if isinstance(cause, Exception) else cause}"
+        return f"process {rank}: {reason_of(cause)}"
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
