@@ -26,7 +26,7 @@ from llama_lab.training import muon
 from llama_lab.training.optimizers import OptimizerConfig, build_optimizer
 from llama_lab.training.recomputing import recompute
 
-SEQUENCES, CONTEXT, VOCABULARY = 12, 16, 23
+SEQUENCES, CONTEXT, VOCABULARY = 24, 16, 23
 SIZES = {"dim": 16, "n_layers": 2, "context_length": CONTEXT, "vocab_size": VOCABULARY}
 
 
@@ -92,7 +92,8 @@ def compared(work: dict[str, Any], mesh: DeviceMesh) -> dict[str, float]:
         "seen": max(abs(a - b) for a, b in zip(one, two, strict=True)),
         "weights": difference(alone, together),
         "moved": moved,
-        "held": held / sum(p.numel() for p in alone.parameters()),
+        "held": held,
+        "all": sum(p.numel() for p in alone.parameters()),
     }
 
 
