@@ -16,12 +16,14 @@ the head); 0.5 ms a step for the trainer; nanoGPT's own best estimate in half of
 from __future__ import annotations
 
 import argparse
+import csv
 import gc
 import json
 import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -40,7 +42,15 @@ ROOT = Path(__file__).resolve().parent.parent
 PEERS = ["litgpt", "nanoGPT", "torchtitan", "transformers"]
 SPEED_BAR, MEMORY_BAR, TRAINER_BAR_MS = 1.15, 0.8, 0.5
 MFU_BARS = {"small": 0.45, "large": 0.55}
-SHARES = {"tests": 60, "small": 170, "large": 200, "trainer": 40, "weigh": 60, "char": 120}
+SHARES = {
+    "tests": 60,
+    "small": 170,
+    "large": 200,
+    "trainer": 40,
+    "weigh": 60,
+    "char": 120,
+    "devices": 120,
+}
 """Seconds of a run of ten minutes; what a section leaves, the next ones have."""
 
 SHAPES = {
@@ -318,6 +328,46 @@ def char(run: Run) -> dict[str, Any]:
     return race(run.device, run.left, toy=run.toy)
 
 
+def devices(run: Run) -> dict[str, Any]:
+    """Section: tokens a second under DDP, FSDP2, and FSDP2 with tensor parallelism, on 2+ GPUs."""
+    count = 2 if run.toy else torch.cuda.device_count()
+    if count < 2:
+        print("  skipped: one GPU here, and several devices are what this measures")
+        return {"skipped": "one GPU"}
+    found: dict[str, Any] = {"devices": count}
+    sizes = {"dim": 64, "n_layers": 2} if run.toy else {"dim": 2048, "n_layers": 16}
+    for label, settings in {
+        "ddp": ["--trainer.strategy=ddp"],
+        "fsdp": ["--trainer.strategy=fsdp"],
+        "fsdp x tensor 2": ["--trainer.strategy=fsdp", "--trainer.tensor_parallel=2"],
+    }.items():
+        command = [sys.executable, "-m", "llama_lab", "fit", "--config", "llama.yaml"]
+        command += [f"--model.decoder.{k}={v}" for k, v in sizes.items()]
+        command += [f"--trainer.devices={count}", "--trainer.max_steps=30", *settings]
+        command += [f"--trainer.accelerator={'cpu' if run.toy else 'gpu'}"]
+        command += ["--data.batch_size=64", "--trainer.val_check_interval=30", "--name", "devices"]
+        command += [f"--trainer.precision={'32-true' if run.toy else 'bf16-mixed'}"]
+        with tempfile.TemporaryDirectory() as folder:
+            done = subprocess.run(
+                [*command, f"--trainer.default_root_dir={folder}"],
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                capture_output=True,
+                text=True,
+                timeout=max(60, run.left),
+                check=False,
+            )
+            if done.returncode:
+                found[label] = {"error": done.stderr.strip()[-300:]}
+            else:
+                table = Path(folder, "logs", "devices", "run_0", "metrics.csv")
+                with table.open(newline="", encoding="utf-8") as file:
+                    rows = [row for row in csv.DictReader(file) if row["tokens_per_second"]]
+                last = rows[-1]
+                found[label] = {k: float(last[k]) for k in ("tokens_per_second", "train_loss")}
+        print(f"  {label:20} {found[label]}", flush=True)
+    return found
+
+
 SECTIONS: dict[str, Callable[[Run], dict[str, Any]]] = {
     "tests": test,
     "small": lambda run: train(run, "small"),
@@ -325,6 +375,7 @@ SECTIONS: dict[str, Callable[[Run], dict[str, Any]]] = {
     "trainer": trainer,
     "char": char,
     "weigh": weigh,
+    "devices": devices,
 }
 
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import torch
 
 KEY = "llama_lab"
+SHARDED_KEY = "sharded"
+"""Says, in a file without tensors, where they are and of which shapes."""
 # Files of a Hugging Face folder whose text a checkpoint keeps (:attr:`Record.folder`).
 GENERATION_CONFIG_FILE = "generation_config.json"
 TOKENIZER_CONFIG_FILE, NAMES_FILE = "tokenizer_config.json", "special_tokens_map.json"
@@ -71,15 +73,16 @@ class Record:
         }
 
 
-def load_file(path: str | Path, *, mmap: bool = False) -> dict[str, Any]:
+def load_file(path: str | Path, *, mmap: bool = False, sharded: bool = False) -> dict[str, Any]:
     """A checkpoint's dictionary on the CPU, weights-only.
 
     Args:
         path: The file.
         mmap: Leave the tensors in the file until they are used.
+        sharded: Whether one whose tensors lie in a folder beside it will do, without them.
 
     Raises:
-        UserError: The file is missing, cut off, or not a checkpoint of llama-lab.
+        UserError: The file is missing, cut off, sharded, or not a checkpoint of llama-lab.
     """
     import torch
 
@@ -101,7 +104,23 @@ def load_file(path: str | Path, *, mmap: bool = False) -> dict[str, Any]:
     missing += [f"{KEY}.{key}" for key in OWN_KEYS if key not in migrated[KEY]]
     if missing:
         raise _not_whole(path, f"no {', '.join(missing)}")
+    if SHARDED_KEY in migrated and not sharded:
+        raise UserError(
+            f"--ckpt_path {path}: a sharded checkpoint, whose tensors lie in the folder "
+            f"{migrated[SHARDED_KEY]['folder']} beside it: make a single file of it with "
+            f"`llama-lab consolidate {path} --output FILE`, and name that"
+        )
     return migrated
+
+
+def shards_of(contents: Mapping[str, Any]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """Shape and type of each tensor of a sharded checkpoint, by its flat name."""
+    import torch
+
+    return {
+        name: (torch.Size(of["shape"]), getattr(torch, of["dtype"]))
+        for name, of in contents[SHARDED_KEY]["tensors"].items()
+    }
 
 
 def _not_whole(path: str | Path, why: str) -> UserError:
@@ -124,7 +143,7 @@ def newest_step(run: Path) -> int:
         steps.append(int(json.loads(receipt.read_text(encoding="utf-8"))["steps"]))
     files = sorted((run / "checkpoints").glob("*.ckpt"), key=lambda f: f.stat().st_mtime_ns)
     with contextlib.suppress(UserError, IndexError):
-        steps.append(int(load_file(files[-1], mmap=True)["global_step"]))
+        steps.append(int(load_file(files[-1], mmap=True, sharded=True)["global_step"]))
     return max(steps)
 
 
@@ -132,7 +151,7 @@ def checkpoint_of_step(step: int, candidates: Iterable[Path]) -> Path | None:
     """The first of some files that is a whole checkpoint of an optimiser step."""
     for path in candidates:
         with contextlib.suppress(UserError):
-            if int(load_file(path, mmap=True)["global_step"]) == step:
+            if int(load_file(path, mmap=True, sharded=True)["global_step"]) == step:
                 return path
     return None
 
@@ -159,17 +178,29 @@ def migrate(contents: dict[str, Any], path: str | Path) -> dict[str, Any]:
     return contents
 
 
-def read_record(path: str | Path) -> Record:
+def read_record(path: str | Path, *, sharded: bool = False) -> Record:
     """Read a checkpoint without Lightning.
+
+    Args:
+        path: The file.
+        sharded: Whether a sharded one will do; its weights are then without values, on ``meta``.
 
     Raises:
         UserError: See :func:`load_file`.
     """
-    contents = load_file(path)
+    contents = load_file(path, sharded=sharded)
     own = contents[KEY]
+    tensors = contents["state_dict"]
+    if SHARDED_KEY in contents:
+        import torch
+
+        tensors = {
+            name.removeprefix("state_dict."): torch.empty(shape, dtype=dtype, device="meta")
+            for name, (shape, dtype) in shards_of(contents).items()
+        }
     weights = {
         name.removeprefix(DECODER_PREFIX): tensor
-        for name, tensor in contents["state_dict"].items()
+        for name, tensor in tensors.items()
         if name.startswith(DECODER_PREFIX)
     }
     return Record(

@@ -20,6 +20,7 @@ from llama_lab.names import (
     refuse_variables,
     refuse_working_directory,
 )
+from llama_lab.ranks import leave_word
 from llama_lab.signals import signals_end_the_command
 
 
@@ -44,6 +45,9 @@ COMMANDS: dict[str, Command] = {
     "ablate": Command("llama_lab.commands.ablate", "run a controlled study and report on it"),
     "runs": Command("llama_lab.commands.runs", "list the runs under logs/"),
     "import": Command("llama_lab.commands.importing", "make a checkpoint of a Hugging Face folder"),
+    "consolidate": Command(
+        "llama_lab.commands.consolidating", "make a single file of a sharded checkpoint"
+    ),
     "export": Command("llama_lab.commands.exporting", "write a checkpoint for Hugging Face"),
 }
 
@@ -133,11 +137,9 @@ def _end(error: BaseException, code: int) -> int:
     """Report how a command ended, in one line; with LLAMA_LAB_DEBUG=1 as a traceback."""
     if os.environ.get("LLAMA_LAB_DEBUG") == "1":
         raise error
-    launched_by_lightning = "TORCHELASTIC_RUN_ID" not in os.environ
-    if int(os.environ.get("LOCAL_RANK", "0")) > 0 and launched_by_lightning:
-        # The first process reports for all; Lightning kills it when a child fails before it.
-        return OK
     text = one_line(error) or "interrupted"
+    if leave_word(text, code):
+        return code  # the first process tells it
     label = "" if isinstance(error, Stopped | KeyboardInterrupt) else "error: "
     print(f"llama-lab: {label}{text}", file=sys.stderr, flush=True)
     return code

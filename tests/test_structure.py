@@ -23,10 +23,11 @@ ORDER = [
     {"studies"},
     {"runs"},
     {"training"},
+    {"parallel"},
     {"generation", "interop"},
     {"data"},
     {"parsing"},
-    {"checkpoints", "configs", "dotted_names", "files", "signals"},
+    {"checkpoints", "configs", "dotted_names", "files", "ranks", "signals"},
     {"yaml_text"},
     {"names"},
     {"inspect"},
@@ -41,7 +42,15 @@ ORDER_IN_DATA = [
     {"corpus"},
     {"batches", "config", "reading_progress"},
 ]
-LIGHTNING = {"training", "runs", "studies", "bench", "data.datamodule"}
+LIGHTNING = {
+    "training",
+    "runs",
+    "studies",
+    "bench",
+    "data.datamodule",
+    "parallel.strategy",
+    "parallel.watching",
+}
 # Scripts know the command line of runs by an older name.
 FORWARDS = {"training/trainer_cli.py"}
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from llama_lab.checkpoints import read_record
 from llama_lab.commands.describe_accounts import JSON_NAMES, AccountOptions, account_for
+from llama_lab.commands.describe_devices import JSON_NAMES as NAMES_OF_DEVICES
+from llama_lab.commands.describe_devices import device_tables, devices_for
 from llama_lab.commands.describe_tables import print_tables
 from llama_lab.commands.output import print_json
 from llama_lab.configs import find_checkpoint, find_config, find_decoder, logs_folder, read_yaml
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 DESCRIPTION = (
     "Counts a decoder's parameters, FLOPs, KV cache and memory without allocating its weights. "
-    + JSON_NAMES
+    + f"{JSON_NAMES} {NAMES_OF_DEVICES}"
 )
 DECODER_FLAG = "--model.decoder"
 # Top-level keys of a whole config; a file with none of them is a bare decoder file.
@@ -51,10 +53,11 @@ def main(argv: list[str], prog: str) -> int:
     at = AccountOptions(**{f.name: getattr(options, f.name) for f in fields(AccountOptions)})
     account = account_for(name, config, at) | {"fault": source.fault}
     account |= probed._asdict() if probed else {}
+    account |= devices_for(config, at)
     if options.format == "json":
         print_json(account)
     else:
-        print_tables(config, account)
+        print_tables(config, account, device_tables(account))
     sys.stdout.flush()
     return 0
 

@@ -12,6 +12,7 @@ from llama_lab.errors import UserError
 
 if TYPE_CHECKING:
     from llama_lab.inspect.accounting import CacheBytes
+    from llama_lab.inspect.memory import StateSizes
     from llama_lab.model.decoder import DecoderConfig
 
 JSON_NAMES = (
@@ -68,13 +69,31 @@ class AccountOptions:
     device_memory: str | None = None
     """Memory of one device, such as 24GiB or 80GB, to be told what fits; null does not ask."""
 
+    devices: int | None = None
+    """Devices that train together, to be told what each holds and sends; null does not ask."""
+
+    strategy: Literal["ddp", "fsdp"] = "fsdp"
+    """How they share the training, as --trainer.strategy says it. Serves --devices alone."""
+
+    tensor_parallel: int = 1
+    """Devices that share every layer, as --trainer.tensor_parallel says it. Serves --devices
+    alone."""
+
+    checkpoint_activations: Literal["none", "block"] = "none"
+    """What is computed a second time in the backward, as --model.checkpoint_activations says it.
+    Serves --devices alone."""
+
+    bandwidth: str = "50GB"
+    """Bytes a second that a device sends, such as 50GB (400 Gbit/s). Serves --devices alone."""
+
     def __post_init__(self) -> None:
-        for name in ("context", "batch_size"):
+        for name in ("context", "batch_size", "devices", "tensor_parallel"):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= LARGEST:
                 raise UserError(f"--{name} {value}: must be a whole number from 1 to {LARGEST:,}")
         if self.device_memory is not None:
             parse_bytes("--device_memory", self.device_memory)
+        parse_bytes("--bandwidth", self.bandwidth)
 
 
 def parse_bytes(flag: str, text: str) -> int:
@@ -175,16 +194,23 @@ def _caches(config: DecoderConfig, context: int, options: AccountOptions) -> dic
     }
 
 
+def optimizer_states(options: AccountOptions) -> StateSizes:
+    """Numbers that the optimiser asked for keeps for each parameter."""
+    from llama_lab.model.settings import require_choice
+    from llama_lab.training.optimizers import OPTIMIZERS, OptimizerKind
+
+    optimizer = options.optimizer or "adamw"
+    require_choice("optimizer", optimizer, OptimizerKind)
+    return OPTIMIZERS[cast("OptimizerKind", optimizer)].states
+
+
 def _training_memory(
     config: DecoderConfig, context: int, options: AccountOptions
 ) -> dict[str, dict[str, Any]]:
     from llama_lab.inspect.memory import PRECISIONS, training_memory
-    from llama_lab.model.settings import require_choice
-    from llama_lab.training.optimizers import OPTIMIZERS, OptimizerKind
 
     batch_size, optimizer = options.batch_size, options.optimizer or "adamw"
-    require_choice("optimizer", optimizer, OptimizerKind)
-    states = OPTIMIZERS[cast("OptimizerKind", optimizer)].states
+    states = optimizer_states(options)
     averages = options.averaging not in (None, "none")
     count = partial(
         training_memory, config, batch_size=batch_size, context=context, averages=averages

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from llama_lab.model.decoder import DecoderConfig
 
 
-def print_tables(config: DecoderConfig, account: Mapping[str, Any]) -> None:
-    """Write the account to standard output."""
+def print_tables(
+    config: DecoderConfig, account: Mapping[str, Any], more: Iterable[Table | str] = ()
+) -> None:
+    """Write the account to standard output, and ``more`` behind it."""
     from rich.console import Console
     from rich.text import Text
 
@@ -26,6 +28,7 @@ def print_tables(config: DecoderConfig, account: Mapping[str, Any]) -> None:
         _caches(account),
         *_memory(account),
         *(Text(sentence) for sentence in _verdicts(account)),
+        *(Text(each) if isinstance(each, str) else each for each in more),
     ):
         console.print(line)
     if "causal" in account:
@@ -61,7 +64,7 @@ def _summary(config: DecoderConfig) -> str:
     )
 
 
-def _table(first: str, *columns: str, total: Sequence[str] = ()) -> Table:
+def table_of(first: str, *columns: str, total: Sequence[str] = ()) -> Table:
     """A table of one column of names and others of numbers; ``total`` is its last line."""
     from rich import box
     from rich.table import Table
@@ -78,7 +81,7 @@ def _parts(account: Mapping[str, Any]) -> Table:
     count, sizes = account["parameters"], account["bytes"]
     total = ("total", f"{count['total']:,}", "100.0 %", in_bytes(sizes["total"]))
     weights = f"weights ({account['precision']})"
-    table = _table("part", "parameters", "share", weights, total=total)
+    table = table_of("part", "parameters", "share", weights, total=total)
     for part, parameters in count["by_part"].items():
         share = f"{100 * parameters / count['total']:.1f} %"
         table.add_row(part, f"{parameters:,}", share, in_bytes(sizes["by_part"][part]))
@@ -95,7 +98,7 @@ def _flops(account: Mapping[str, Any]) -> str:
 
 def _caches(account: Mapping[str, Any]) -> Table:
     texts = f"{account['batch_size']:,} x {account['context']:,} tokens"
-    table = _table(f"KV cache ({account['cache_precision']} bits)", "kv heads", "a token", texts)
+    table = table_of(f"KV cache ({account['cache_precision']} bits)", "kv heads", "a token", texts)
     names = {"mha": "multi-head", "gqa": "as configured", "mqa": "multi-query"}
     for kind, cache in account["kv_cache"].items():
         sizes = (in_bytes(cache["bytes_per_token"]), in_bytes(cache["bytes"]))
@@ -114,12 +117,12 @@ def _memory(account: Mapping[str, Any]) -> Iterator[Table]:
     }
     if any(memory["averaged_weights"] for memory in account["training_memory"].values()):
         parts = {"averaged_weights": "average", **parts}
-    table = _table("training", *parts.values())
+    table = table_of("training", *parts.values())
     for precision, memory in account["training_memory"].items():
         sizes = (in_bytes(memory[name]) for name in parts)
         table.add_row(f"{memory['optimizer']}, {precision}", *sizes)
     yield table
-    table = _table("generation", "weights", "KV cache", "total**")
+    table = table_of("generation", "weights", "KV cache", "total**")
     sizes = (in_bytes(account["generation_memory"][n]) for n in ("weights", "kv_cache", "total"))
     table.add_row(account["precision"], *sizes)
     yield table

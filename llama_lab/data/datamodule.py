@@ -208,7 +208,7 @@ class TextDataModule(LightningDataModule):
         )
 
     def _check_division(self) -> None:
-        share = self._share()
+        share = self.share
         parts = share.world_size * share.accumulation
         _check(
             self.config.batch_size % parts == 0,
@@ -250,21 +250,26 @@ class TextDataModule(LightningDataModule):
         """How often the training part has been read after ``sequences`` sequences."""
         return self.training_windows.passes(sequences)
 
-    def _share(self) -> Share:
+    @property
+    def share(self) -> Share:
+        """What this process reads of each step's sequences."""
         trainer = self.trainer
         assert trainer is not None
+        alone = {"num_replicas": 1, "rank": 0}
+        place = getattr(trainer.strategy, "distributed_sampler_kwargs", alone)
         return Share(
             batch_size=self.config.batch_size,
             accumulation=trainer.accumulate_grad_batches,
-            rank=trainer.global_rank,
-            world_size=trainer.world_size,
+            # Processes that divide the heads of a layer between them read the same sequences.
+            rank=place["rank"],
+            world_size=place["num_replicas"],
         )
 
     # ---- batches -----------------------------------------------------------------------------
 
     def train_dataloader(self) -> DeviceBatches | DataLoader[Batch]:
         """Endless microbatches, from the first sequence that is not consumed yet."""
-        share, windows = self._share(), self.training_windows
+        share, windows = self.share, self.training_windows
         start = self.consumed // self.config.batch_size * share.accumulation
         train = self.tokens.train
         documents = self.tokens.train_documents if self.config.document_mask else None
@@ -289,7 +294,7 @@ class TextDataModule(LightningDataModule):
 
     def val_dataloader(self) -> ValidationBatches:
         """The held-out part, every target once."""
-        share = self._share()
+        share = self.share
         return ValidationBatches(
             self.tokens.validation,
             ValidationWindows(

@@ -6,15 +6,20 @@ else differs between them, and whatever device or precision they are on.
 """
 
 import hashlib
+from collections.abc import Callable
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from llama_lab.model.decoder import Decoder
 from llama_lab.model.init_schemes import WithStartValues, build_init
 
 
 @torch.no_grad()
-def initialise(decoder: Decoder, seed: int) -> None:
+def initialise(
+    decoder: Decoder, seed: int, put: Callable[[Tensor, Tensor], Any] = Tensor.copy_
+) -> None:
     """Give every parameter of ``decoder`` its first value; a tied tensor once.
 
     What a module declares in ``starts`` gets that value, every other bias 0, and the matrices and
@@ -23,6 +28,7 @@ def initialise(decoder: Decoder, seed: int) -> None:
     Args:
         decoder: On any device but ``meta``, in any precision.
         seed: The run's seed.
+        put: Gives a parameter its value; another one is needed where parameters are divided.
 
     Raises:
         LookupError: A parameter is neither, and its module declares no start.
@@ -35,7 +41,7 @@ def initialise(decoder: Decoder, seed: int) -> None:
             if leaf in starts or leaf == "bias":
                 parameter.fill_(starts.get(leaf, 0.0))
             elif parameter.dim() == 2:
-                parameter.copy_(scheme.draw(name, parameter.shape, seeded_generator(seed, name)))
+                put(parameter, scheme.draw(name, parameter.shape, seeded_generator(seed, name)))
             else:
                 raise LookupError(f"{name} is no matrix, and its module declares no start")
 

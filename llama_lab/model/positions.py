@@ -183,6 +183,7 @@ class AlibiPosition(Position):
     def __init__(self, n_heads: int, window: int | None = None) -> None:
         super().__init__(window)
         self.n_heads = n_heads
+        self.heads = slice(None)  # those that are computed here: all, or a share of several devices
 
     def dense_mask(self, held: int, length: int, device: torch.device) -> AttentionMask:
         distance = distances(held, length, device)
@@ -202,7 +203,7 @@ class AlibiPosition(Position):
         whole = 2 ** (self.n_heads.bit_length() - 1)
         steps = torch.arange(self.n_heads, device=device)
         shares = torch.cat((1 + steps[:whole], 0.5 + steps[: self.n_heads - whole])) / whole
-        return torch.exp2(-8 * shares)
+        return torch.exp2(-8 * shares)[self.heads]
 
 
 class PositionSizes(NamedTuple):

@@ -20,6 +20,7 @@ from lightning.pytorch.trainer.connectors.checkpoint_connector import _Checkpoin
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 
 from llama_lab.errors import UserError
+from llama_lab.parallel.strategy import ShardedStrategy
 
 CALLBACK_PACKAGES = "lightning.pytorch.callbacks_factory"
 # Variables by which a launcher tells a process its place among others.
@@ -76,14 +77,14 @@ def check_strategy(strategy: Strategy) -> None:
     """
     # The exact types: a class derived from them may do anything.
     averages = type(strategy) is DDPStrategy and not changes_gradients(strategy)
-    if averages or type(strategy) is SingleDeviceStrategy:
+    if averages or type(strategy) in (SingleDeviceStrategy, ShardedStrategy):
         return
     name = type(strategy).__name__
     if type(strategy) is DDPStrategy:
         name += " with a communication hook or model averaging"
     raise UserError(
         f"--trainer.strategy {name}: its work was not shown equal to that of one process; "
-        "set --trainer.strategy ddp, or auto"
+        "set --trainer.strategy ddp, fsdp, or auto"
     )
 
 

@@ -53,12 +53,12 @@ class BlockCompiler(Callback):
     def decide(self, trainer: Trainer, module: LightningModule) -> None:
         """Decide, once."""
         module = language_model(module)
-        data, parts = data_of(trainer), trainer.world_size * trainer.accumulate_grad_batches
+        data = data_of(trainer)
         work = Work(
             device=trainer.strategy.root_device.type,
             steps=trainer.max_steps,
             microbatches=trainer.accumulate_grad_batches,
-            rows=data.config.batch_size // parts,
+            rows=data.share.rows,
             length=data.context,
         )
         training = trainer.state.fn == "fit"
@@ -88,7 +88,7 @@ class StepSeeds(Callback):
         self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int
     ) -> None:
         """Seed for this microbatch."""
-        key = f"dropout:{self.seed}:{int(batch.sequences[0])}:{trainer.global_rank}"
+        key = f"dropout:{self.seed}:{int(batch.sequences[0])}:{data_of(trainer).share.rank}"
         digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
         seed_draws(int.from_bytes(digest, "little") >> 1, pl_module.device.type)
 
@@ -152,7 +152,8 @@ class StepMetrics(Callback):
     ) -> None:
         """Count the microbatch; at the end of a logged step, log."""
         pl_module = language_model(pl_module)
-        pl_module.run.order.update(batch.sequences, batch.starts)
+        if pl_module.sharding is None or pl_module.sharding.reads_first:
+            pl_module.run.order.update(batch.sequences, batch.starts)
         if not finished_step(trainer, batch_idx):
             return
         step, data = trainer.global_step, data_of(trainer)
@@ -208,7 +209,8 @@ class ValidationRecord(Callback):
         run.validations.append(
             (step, train.get("train_loss", math.nan), pl_module.validation["val_loss"])
         )
-        if not trainer.is_global_zero:
+        # Under a sharded strategy, each token would have all processes gather all weights.
+        if not trainer.is_global_zero or pl_module.sharding is not None:
             return
         self.text = sample_text(
             pl_module.network,

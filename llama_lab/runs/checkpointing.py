@@ -10,9 +10,9 @@ from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
-from llama_lab.checkpoints import load_file
 from llama_lab.errors import Stopped
 from llama_lab.files import write_atomically
+from llama_lab.parallel.sharded_checkpoints import load_whole, remove_shards
 from llama_lab.runs.receipts import Receipt
 from llama_lab.runs.stopping import StopSignals
 from llama_lab.signals import stopped_by
@@ -33,16 +33,18 @@ class AtomicCheckpointIO(CheckpointIO):
         """Write beside the target, force to disk, rename; make the folder if there is none."""
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         write_atomically(Path(path), lambda file: torch.save(checkpoint, file))
+        remove_shards(Path(path))
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Read with weights only, on the CPU."""
-        return load_file(path)
+        """Read with weights only, on the CPU; a sharded one is put together."""
+        return load_whole(path)
 
     def remove_checkpoint(self, path: str | Path) -> None:
         """Delete the file."""
         Path(path).unlink(missing_ok=True)
+        remove_shards(Path(path))
 
 
 class RunCheckpoints(Checkpoint):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import signal
 import sys
 import warnings
 from collections.abc import Callable
@@ -15,7 +14,6 @@ from typing import Any, NoReturn
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
 from llama_lab.checkpoints import Record, check_weights, read_record
 from llama_lab.configs import (
@@ -31,8 +29,9 @@ from llama_lab.data.datamodule import TextDataModule
 from llama_lab.dotted_names import flatten
 from llama_lab.errors import UserError
 from llama_lab.model.decoder import Decoder, DecoderConfig
+from llama_lab.parallel.watching import lost_another
 from llama_lab.parsing import readable
-from llama_lab.runs import rules
+from llama_lab.runs import machine, rules
 from llama_lab.runs.arguments import (
     GLOBAL_SEED,
     arrange,
@@ -119,6 +118,7 @@ class LabCLI(LightningCLI):
         """Trainer, model and data; their seed is ``--seed_everything``."""
         parser.add_class_arguments(Trainer, "trainer", instantiate=False, fail_untyped=False)
         parser.set_defaults({f"trainer.{k}": v for k, v in self.trainer_defaults.items()})
+        machine.add_arguments(parser)
         for action in parser._actions:
             owner_key, _, name = action.dest.partition("trainer.")
             if name and not owner_key and isinstance(action.help, str):
@@ -180,7 +180,7 @@ class LabCLI(LightningCLI):
             rules.refuse_idle_to_score(self.verb, args)
         path = self._checkpoint(explicit, name)
         if path is not None:
-            self.record = read_record(path)
+            self.record = read_record(path, sharded=self.verb == "fit")
             check_architecture(self.record)
             base |= rules.settings_for(self.verb, self.record)
             rules.refuse_contradictions(self.verb, self.record, explicit)
@@ -241,6 +241,7 @@ class LabCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """The trainer, with the callbacks of a run and intervals in optimiser steps."""
         trainer = self.config_init["trainer"]
+        timeout = machine.take_strategy(trainer)
         added = trainer["callbacks"] or []
         self.added = added if isinstance(added, list) else [added]
         check_callbacks(self.added)
@@ -252,6 +253,7 @@ class LabCLI(LightningCLI):
         return build_trainer(
             super().instantiate_trainer,
             precision=trainer["precision"],
+            timeout=timeout,
             callbacks=[*self.added, *own],
             plugins=[*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()],
             val_check_interval=interval,
@@ -319,14 +321,14 @@ class LabCLI(LightningCLI):
                 print(f"{name} {value!r}", flush=True)
 
     def _run(self, verb: Callable[..., Any], **options: Any) -> None:
-        """Call a verb of the trainer; when it fails, end the processes that it started."""
+        """Call a verb of the trainer; say so when it fails because another process did."""
         try:
             verb(self.model, datamodule=self.datamodule, ckpt_path=self.ckpt_path, **options)
-        except BaseException:
-            # They may be waiting for this one, and would complain that it is gone.
-            if isinstance(self.trainer.strategy.launcher, _SubprocessScriptLauncher):
-                self.trainer.strategy.launcher.kill(signal.SIGKILL)
-            raise
+        except RuntimeError as error:
+            lost = lost_another(error) if self.trainer.world_size > 1 else None
+            if lost is None:
+                raise
+            raise lost from error
 
     def _check_logs_writable(self) -> None:
         """Find out before the corpus is read, and leave nothing behind."""
@@ -365,6 +367,8 @@ def quiet() -> None:
     """Keep Lightning's remarks that say nothing about this run off the terminal."""
     for name in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    # It says of every gathering of a matrix that layers are divided twice.
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     for pattern in (
         r".*does not have many workers.*",
         r".*IterableDataset. has .__len__. defined.*",

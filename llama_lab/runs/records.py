@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from llama_lab.checkpoints import checkpoint_of_step
 from llama_lab.configs import new_run_folder, unwritable
 from llama_lab.files import write_atomically
+from llama_lab.parallel.sharded_checkpoints import copy_checkpoint
 from llama_lab.runs.continuing import Place
 from llama_lab.runs.events import RunEvents
 from llama_lab.runs.user_callbacks import InRunFolder
@@ -211,10 +211,6 @@ class RunFolder(Callback):
         if trainer.is_global_zero and run.folder is not None:
             best = checkpoint_of_step(run.best_step, [origin, origin.with_name("best.ckpt")])
             if copied := best is not None:
-                with best.open("rb") as source:
-                    write_atomically(
-                        run.folder / "checkpoints" / "best.ckpt",
-                        lambda file: shutil.copyfileobj(source, file),
-                    )
+                copy_checkpoint(best, run.folder / "checkpoints" / "best.ckpt")
         if not trainer.strategy.broadcast(copied):
             run.best_loss, run.best_step = math.inf, 0

@@ -13,6 +13,7 @@ from llama_lab.dotted_names import flatten
 from llama_lab.errors import UserError
 from llama_lab.model.settings import shown
 from llama_lab.runs.arguments import FIT_ALONE
+from llama_lab.runs.machine import STRATEGY_HELP, check_processes
 
 TRAINER_DEFAULTS: dict[str, Any] = {
     "max_steps": 1000,
@@ -66,6 +67,7 @@ TRAINER_HELP = {
     "default_root_dir": "Folder that logs/ is in; null means here.",
     "logger": "Loggers beside metrics.csv and TensorBoard, which every run has.",
     "callbacks": "Callbacks beside those of every run, such as EarlyStopping on val_loss.",
+    "strategy": STRATEGY_HELP,
     "precision": "32-true, or bf16-mixed for weights in float32 and arithmetic in bfloat16.",
 }
 
@@ -90,6 +92,8 @@ FREE_ON_RESUME = (
     "trainer.devices",
     "trainer.num_nodes",
     "trainer.strategy",
+    "trainer.tensor_parallel",
+    "trainer.process_timeout",
     "trainer.plugins",
     "trainer.accumulate_grad_batches",
     "trainer.precision",
@@ -101,6 +105,7 @@ FREE_ON_RESUME = (
     "trainer.default_root_dir",
     "trainer.max_steps",
     "model.compile",
+    "model.checkpoint_activations",
     "data.num_workers",
     "data.cache_dir",
     "data.corpus",  # the tokens themselves are compared
@@ -114,6 +119,7 @@ FREE_TO_SCORE = (
     "trainer",
     "data",
     "model.compile",
+    "model.checkpoint_activations",
     "model.decoder.position.rope_scaling",
     "model.fault",
 )
@@ -293,6 +299,7 @@ def _check_machine(trainer: Any) -> None:
         clip is None or 0 <= clip < math.inf,
         f"--trainer.gradient_clip_val {clip}: must be above 0, or null for no clipping",
     )
+    check_processes(trainer)
     strategy = trainer["strategy"]
     _require(
         not isinstance(strategy, str) or not strategy.endswith(("spawn", "notebook")),

@@ -204,16 +204,20 @@ def closing(trainer: Trainer, module: LanguageModel, records: ValidationRecord) 
         lines.append(remark)
     logs = folder.parent.parent if folder is not None else "logs"
     on = f"  llama-lab fit --ckpt_path {folder}/checkpoints/last.ckpt --trainer.callbacks null"
+    heading = f"sample (temperature {records.sampling.temperature}):"
+    sharded, best = module.sharding is not None, f"{folder}/checkpoints/best.ckpt"
+    if sharded:
+        one_file = f"  llama-lab consolidate {best} --output {folder}/best.ckpt"
+        best = f"{folder}/best.ckpt"
     return [
         *lines,
         "",
-        f"sample (temperature {records.sampling.temperature}):",
-        records.text.rstrip("\n"),
-        "",
+        *([] if sharded else [heading, records.text.rstrip("\n"), ""]),
         f"run folder: {folder}",
         "next:",
         *([f"{on}     (to go on to step {trainer.max_steps:,})"] if run.ended_early else []),
-        f"  llama-lab generate --ckpt_path {folder}/checkpoints/best.ckpt --prompt TEXT",
+        *([one_file] if sharded else []),
+        f"  llama-lab generate --ckpt_path {best} --prompt TEXT",
         f"  tensorboard --logdir {logs}",
     ]
 

@@ -10,12 +10,20 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 
 from llama_lab.errors import UserError
-from llama_lab.runs import automatic, rules
+from llama_lab.parallel.watching import watched
+from llama_lab.runs import automatic, machine, rules
 from llama_lab.training.precision import resolve_precision
 
 
-def build_trainer(build: Callable[..., Trainer], *, precision: object, **settings: Any) -> Trainer:
-    """Lightning's trainer; what it refuses is told in one line."""
+def build_trainer(
+    build: Callable[..., Trainer],
+    *,
+    precision: object,
+    timeout: int = machine.TIMEOUT,
+    **settings: Any,
+) -> Trainer:
+    """Lightning's trainer, whose processes wait ``timeout`` seconds for each other; what it refuses
+    is told in one line."""
     # Lightning appends what packages bring to the very list that it is given.
     own = list(settings["callbacks"])
     try:
@@ -24,6 +32,8 @@ def build_trainer(build: Callable[..., Trainer], *, precision: object, **setting
         reason = " ".join(str(error).split())
         raise UserError(f"--trainer: {reason}") from error
     automatic.take_over(trainer)
+    machine.set_timeout(trainer.strategy, timeout)
+    watched(trainer)
     for name in automatic.leave_out_foreign_callbacks(trainer, own):
         print(f"callback {name}: an installed package brought it, left out", file=sys.stderr)
     if trainer.strategy.root_device.type == "cpu" and precision in rules.HALF_PRECISIONS:

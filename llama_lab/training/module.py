@@ -21,10 +21,13 @@ from llama_lab.inspect.faults import FaultKind, check_fault, plant_fault
 from llama_lab.model.decoder import Decoder, DecoderConfig
 from llama_lab.model.initialise import initialise
 from llama_lab.model.settings import require
+from llama_lab.parallel.sharding import free_gathered
+from llama_lab.parallel.strategy import ShardedStrategy, sharding_of
+from llama_lab.parallel.tensors import clip_by_norm, local, put, total_norm
 from llama_lab.training.averaging import AveragingConfig
 from llama_lab.training.compiling import Compilation, CompileSetting
 from llama_lab.training.optimizers import OptimizerConfig, build_optimizer
-from llama_lab.training.processes import require_whole_weights
+from llama_lab.training.recomputing import CheckpointActivations, recompute
 from llama_lab.training.schedules import ScheduleConfig, lr_factor
 from llama_lab.training.soundness import check_finite, diverged
 from llama_lab.training.state import LossMeter, RunState, hash_parts
@@ -43,6 +46,7 @@ class LanguageModel(LightningModule):
         averaging: AveragingConfig = AveragingConfig(),  # noqa: B008
         z_loss: float | None = None,
         compile: CompileSetting = "auto",
+        checkpoint_activations: CheckpointActivations = "none",
         init_from: str | None = None,
         seed: int = 0,
         fault: FaultKind | None = None,
@@ -61,6 +65,10 @@ class LanguageModel(LightningModule):
                 training on a CPU or on CUDA where the steps of the run save more time than the
                 start takes.
                 No weight is named otherwise, and any checkpoint goes on with any value.
+            checkpoint_activations: What is computed a second time in the backward instead of being
+                kept in memory: none, block (each whole layer: the least memory, and a step up to a
+                third longer) or attention (each layer's attention alone). The results are the same,
+                and any checkpoint goes on with any value.
             init_from: Checkpoint whose weights a new run starts from, with a fresh optimiser and
                 schedule; null draws them.
             seed: Draws the initial weights and the dropout masks.
@@ -83,6 +91,7 @@ class LanguageModel(LightningModule):
         self.z_loss = z_loss or 0.0
         self.init_from, self.seed, self.fault = init_from, seed, fault
         self.compile_setting, self.compilation = compile, Compilation()
+        self.checkpoint_activations = checkpoint_activations
         self.decoder: Decoder | None = None
         self.tokenizer: Tokenizer | None = None
         self.token_loss = TokenLoss()
@@ -98,12 +107,10 @@ class LanguageModel(LightningModule):
     # ---- construction ------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
-        """Refuse to train on longer sequences than the model is declared for, and to make parts of
-        matrices orthogonal."""
-        kind = self.optimizer_config.kind
-        if stage == "fit" and kind == "muon":
-            flag = "--model.optimizer.kind"
-            require_whole_weights(self.trainer.strategy, f"{flag} {kind}", f"{flag} adamw")
+        """Refuse to train on longer sequences than the model is declared for, and to divide what
+        cannot be divided."""
+        if self.sharding is not None:
+            self.sharding.check(self.decoder_config, str(self.trainer.precision))
         data, limit = self._datamodule, self.decoder_config.context_length
         require(
             self.fault != "no_causal_mask" or data is None or not data.config.document_mask,
@@ -125,8 +132,14 @@ class LanguageModel(LightningModule):
             self.tokenizer = self._datamodule.tokenizer
             self.decoder_config = self.with_vocabulary(self.tokenizer.vocab_size)
             self.run.store_digest = self._datamodule.tokens.digest
-        self.decoder = Decoder(self.decoder_config)
-        initialise(self.decoder, self.seed)
+        if self.sharding is None:
+            self.decoder = Decoder(self.decoder_config)
+        else:
+            precision = str(self.trainer.precision)
+            self.decoder = self.sharding.decoder(self.decoder_config, precision)
+            self.token_loss.process_group = self.sharding.data_group
+        initialise(self.decoder, self.seed, put)
+        recompute(self.decoder, self.checkpoint_activations)
         if self.init_from is not None:
             self.load_weights(self.init_from)
         plant_fault(self.decoder, self.fault)
@@ -160,13 +173,19 @@ class LanguageModel(LightningModule):
             flag="--model.init_from",
             remedy="give the checkpoint's own settings",
         )
-        self.decoder.load_state_dict(record.weights)
+        for name, tensor in self.decoder.state_dict().items():
+            put(tensor, record.weights[name])
         self.run.weights_fault, self.folder = record.fault, record.folder
 
     @property
     def _datamodule(self) -> TextDataModule | None:
         trainer = getattr(self, "_trainer", None)
         return getattr(trainer, "datamodule", None)
+
+    @property
+    def sharding(self) -> ShardedStrategy | None:
+        """The trainer's strategy, where it divides the weights between processes."""
+        return sharding_of(getattr(self, "_trainer", None))
 
     @property
     def network(self) -> Decoder:
@@ -241,14 +260,15 @@ class LanguageModel(LightningModule):
         self.learning_rate = optimizer.param_groups[0]["lr"]
         parameters = [p for p in self.parameters() if p.grad is not None]
         if gradient_clip_val and gradient_clip_algorithm in (None, "norm"):
-            self.grad_norm = torch.nn.utils.clip_grad_norm_(parameters, gradient_clip_val)
+            self.grad_norm = clip_by_norm(parameters, gradient_clip_val)
             return
         step = self.trainer.global_step + 1
         if logged_step(self.trainer, step) or step == self.trainer.max_steps:
-            gradients = [p.grad for p in parameters if p.grad is not None]
-            self.grad_norm = torch.nn.utils.get_total_norm(gradients)
+            self.grad_norm = total_norm(p.grad for p in parameters if p.grad is not None)
         if gradient_clip_val:
-            torch.nn.utils.clip_grad_value_(parameters, gradient_clip_val)
+            for p in parameters:
+                if p.grad is not None:
+                    local(p.grad).clamp_(-gradient_clip_val, gradient_clip_val)
 
     # ---- validation --------------------------------------------------------------------------
 
@@ -288,6 +308,7 @@ class LanguageModel(LightningModule):
     def _finish(self, prefix: str) -> None:
         values = {f"{prefix}_{name}": v for name, v in self.token_loss.compute().items()}
         self.token_loss.reset()
+        free_gathered(self.network)
         self.validation = values
         fits = self.trainer.state.fn == "fit"
         if fits and not math.isfinite(values["val_loss"]):

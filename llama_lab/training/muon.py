@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from llama_lab.model.devices import multiplies
+from llama_lab.parallel.tensors import divided_like, gathered, local
 
 STACK = 2**26
 """Entries that are made orthogonal at once: 128 MiB in bfloat16."""
@@ -28,7 +29,8 @@ Closure = Callable[[], Any]
 class Muon(torch.optim.Muon):
     """``torch.optim.Muon``, where matrices of one shape are made orthogonal in one product.
 
-    It computes the same, in as many kernels for a shape as torch has for a matrix.
+    It computes the same, in as many kernels for a shape as torch has for a matrix, and also where
+    processes hold shards of each matrix.
     Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon; with the step's size of
     ``match_rms_adamw`` Liu et al. 2025, arXiv:2502.16982.
     """
@@ -47,20 +49,25 @@ class Muon(torch.optim.Muon):
         return loss
 
     def _step_stack(self, matrices: list[Tensor], group: dict[str, Any]) -> None:
-        gradients = [p.grad for p in matrices if p.grad is not None]
+        gradients = [local(p.grad) for p in matrices if p.grad is not None]
         for p in matrices:
             state = self.state[p]
             if "momentum_buffer" not in state:
                 state["momentum_buffer"] = torch.zeros_like(p)
-        momenta = [self.state[p]["momentum_buffer"] for p in matrices]
+        momenta = [local(self.state[p]["momentum_buffer"]) for p in matrices]
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
-        ahead = torch._foreach_lerp(gradients, momenta, group["momentum"])
+        shards = torch._foreach_lerp(gradients, momenta, group["momentum"])
+        # A divided matrix is gathered and made orthogonal by every process, which keeps its shard.
+        ahead = [gathered(shard, p) for shard, p in zip(shards, matrices, strict=True)]
         stack = torch.stack(ahead) if len(ahead) > 1 else ahead[0]
         steps = orthogonal(stack, group["ns_coefficients"], group["ns_steps"])
         rate = group["lr"] * step_scale(matrices[0].shape, group["adjust_lr_fn"])
-        torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
         steps = steps.to(matrices[0].dtype).view(len(matrices), *matrices[0].shape)
-        torch._foreach_add_(matrices, steps.unbind(), alpha=-rate)
+        pairs = zip(steps.unbind(), matrices, strict=True)
+        own_steps = [local(divided_like(step, p)) for step, p in pairs]
+        weights = [local(p) for p in matrices]
+        torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_add_(weights, own_steps, alpha=-rate)
 
 
 def orthogonal(

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from llama_lab.errors import Diverged
+from llama_lab.parallel.tensors import all_finite
 from llama_lab.training.state import LossMeter, RunState
 
 
@@ -34,8 +35,7 @@ def check_finite(
     bad = meter.first_bad_step()
     if bad is not None:
         raise diverged("the training loss", run, bad, clips=clips)
-    norms = torch._foreach_norm([p.detach() for p in network.parameters()], torch.inf)
-    if not bool(torch.isfinite(torch.stack(norms)).all()):
+    if not all_finite(network.parameters()):
         if grad_norm is not None and not bool(torch.isfinite(grad_norm)):
             what = "the training loss is finite, but a gradient"
             raise diverged(what, run, step, advice=GRADIENT_ADVICE)

@@ -16,6 +16,7 @@ from torch import nn
 from llama_lab.data.batches import OrderDigest
 from llama_lab.inspect.accounting import part_of
 from llama_lab.model.devices import holds_float64
+from llama_lab.parallel.tensors import whole
 
 
 @dataclass
@@ -103,12 +104,15 @@ class RunState:
 
 
 def hash_parts(module: nn.Module) -> dict[str, str]:
-    """SHA-256 over the logical tensors of each part: name, shape and float32 bytes, by name."""
+    """SHA-256 over the logical tensors of each part: name, shape and float32 bytes, by name.
+
+    Divided tensors are gathered: every process must ask at the same time.
+    """
     hashes: dict[str, Any] = {}
     for name, tensor in sorted(module.named_parameters()):
         digest = hashes.setdefault(part_of(name), hashlib.sha256())
         digest.update(f"{name} {list(tensor.shape)} ".encode())
-        digest.update(tensor.detach().cpu().float().contiguous().numpy().tobytes())
+        digest.update(whole(tensor.detach()).cpu().float().contiguous().numpy().tobytes())
     return {part: digest.hexdigest() for part, digest in hashes.items()}
 
 

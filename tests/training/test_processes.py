@@ -17,7 +17,6 @@ from llama_lab.errors import UserError
 from llama_lab.runs.diagnostics import Diagnostics
 from llama_lab.training.averaging import AveragedWeights, AveragingConfig
 from llama_lab.training.module import LanguageModel
-from llama_lab.training.optimizers import OptimizerConfig
 from llama_lab.training.processes import require_whole_weights
 
 
@@ -30,9 +29,9 @@ def test_only_strategies_that_copy_weights_whole_are_taken(strategy: Any) -> Non
     require_whole_weights(DDPStrategy(), "--a 1", "--a 2")
 
 
-@pytest.mark.parametrize("setting", ["--diagnostics_every 7", "averaging.kind ema", "kind muon"])
+@pytest.mark.parametrize("setting", ["--diagnostics_every 7", "averaging.kind ema"])
 def test_what_reads_whole_weights_asks_for_them(setting: str) -> None:
-    model = LanguageModel(optimizer=OptimizerConfig(kind="muon"))
+    model = LanguageModel()
     trainer = Trainer(accelerator="cpu", strategy=ModelParallelStrategy(), logger=False)
     model.trainer = trainer
     ask = {
@@ -40,7 +39,6 @@ def test_what_reads_whole_weights_asks_for_them(setting: str) -> None:
         "averaging.kind ema": lambda: AveragedWeights(AveragingConfig(kind="ema")).setup(
             trainer, model, "fit"
         ),
-        "kind muon": lambda: model.setup("fit"),
     }[setting]
     with pytest.raises(UserError, match=f"{setting}: ModelParallelStrategy"):
         ask()

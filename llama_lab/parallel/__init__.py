@@ -1,0 +1,1 @@
+"""Weights that are divided between processes: sharding, tensor parallelism, and their files."""
