@@ -33,17 +33,21 @@ class Command(NamedTuple):
 VERBS = "llama_lab.runs.command_line"
 COMMANDS: dict[str, Command] = {
     "fit": Command(VERBS, "train a decoder on a text, or resume a run"),
-    "validate": Command(VERBS, "score the held-out part of a text with a checkpoint"),
-    "test": Command(VERBS, "the same, reported under the name test"),
-    "tokenize": Command("llama_lab.commands.tokenize", "prepare a corpus and say what is in it"),
+    "validate": Command(VERBS, "score a checkpoint on the held-out part of a text"),
+    "test": Command(VERBS, "do the same, and report it under the name test"),
+    "tokenize": Command("llama_lab.commands.tokenize", "prepare a corpus and show what is in it"),
     "generate": Command("llama_lab.commands.generate", "sample text from a checkpoint"),
     "describe": Command("llama_lab.commands.describe", "count parameters, FLOPs and memory"),
     "bench": Command("llama_lab.commands.bench", "time training and decoding on this machine"),
-    "lr-range": Command("llama_lab.commands.lr_range", "which learning rates a config bears"),
+    "lr-range": Command("llama_lab.commands.lr_range", "find learning rates that suit a config"),
     "ablate": Command("llama_lab.commands.ablate", "run a controlled study and report on it"),
     "runs": Command("llama_lab.commands.runs", "list the runs under logs/"),
-    "import": Command("llama_lab.commands.importing", "make a checkpoint of a Hugging Face folder"),
-    "export": Command("llama_lab.commands.exporting", "write a checkpoint for Hugging Face"),
+    "import": Command(
+        "llama_lab.commands.importing", "turn a Hugging Face folder into a checkpoint"
+    ),
+    "export": Command(
+        "llama_lab.commands.exporting", "turn a checkpoint into a Hugging Face folder"
+    ),
 }
 
 OK, FAILED, USER_ERROR = 0, 1, 2

@@ -39,43 +39,45 @@ class AttentionConfig:
     """The heads of every layer's attention."""
 
     n_heads: int = 4
-    """Query heads; where head_dim is null they share the model width, a multiple of this."""
+    """Number of query heads. Unless head_dim is set, dim must be a multiple of it."""
 
     n_kv_heads: int | None = None
-    """Key/value heads, each shared by n_heads / n_kv_heads query heads; null means n_heads
-    (multi-head), 1 is multi-query attention."""
+    """Number of key/value heads, each shared by n_heads / n_kv_heads query heads. Null means
+    n_heads (multi-head attention); 1 is multi-query attention."""
 
     head_dim: int | None = None
-    """Width of one head; null means dim / n_heads. One of its own needs not divide dim."""
+    """Width of one head; null means dim / n_heads. A width that is set here need not divide dim."""
 
     qkv_bias: bool = False
-    """Whether the projections to queries, keys and values, and to the gate, have a bias."""
+    """Add a bias to the projections to queries, keys and values, and to the gate's projection."""
 
     output_bias: bool = False
-    """Whether the projection back to the model width has a bias."""
+    """Add a bias to the projection back to the model width."""
 
     window: int | None = None
-    """Tokens that a token sees in windowed layers, itself included: with 4, itself and the 3 before
-    it (Mistral, Gemma 3); null means all up to itself. From 2 on, and below context_length."""
+    """Number of tokens that a token sees in a windowed layer, itself included: with 4 it sees
+    itself and the 3 tokens before it (Mistral, Gemma 3). Null means that it sees all tokens up to
+    itself. At least 2, and below context_length."""
 
     window_pattern: str | None = None
-    """Which layers are windowed, L (windowed, local) or G (global) for each, from the first layer
-    on and over again, such as LLLLLG; null means all. Refused without a window."""
+    """Which layers are windowed: one letter per layer, L (windowed, local) or G (global), repeated
+    from the first layer to the last, such as LLLLLG. Null means all layers. Refused without a
+    window."""
 
     qk_norm: QKNorm = "none"
-    """What norm.kind normalises on queries and keys, before positions turn them: none, head (each
-    head by itself: Qwen3, Gemma 3) or projection (all heads together: OLMo 2)."""
+    """Normalisation of queries and keys by norm.kind, before they get their positions: none, head
+    (each head alone: Qwen3, Gemma 3) or projection (all heads together: OLMo 2)."""
 
     softcap: float | None = None
-    """Soft limit of the scores, which become softcap · tanh(score / softcap); null means none.
-    Scores that are limited are held in memory, all of them."""
+    """Soft limit of the attention scores, which become softcap · tanh(score / softcap); null means
+    no limit. With a limit, all scores are held in memory."""
 
     sinks: bool = False
-    """Whether each head has a learned logit that takes a share of the attention and gives nothing
-    for it (GPT-OSS). Scores are then held in memory, all of them."""
+    """Give each head a learned logit that takes a share of the attention and adds nothing to the
+    result (GPT-OSS). All scores are then held in memory."""
 
     gate: bool = False
-    """Whether what the heads read is multiplied by a sigmoid of the layer's input (Qwen3-Next)."""
+    """Multiply the output of the heads by a sigmoid of the layer's input (Qwen3-Next)."""
 
     def __post_init__(self) -> None:
         flag = "model.decoder.attention"

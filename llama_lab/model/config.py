@@ -27,46 +27,47 @@ from llama_lab.model.settings import (
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
-    """The architecture; the defaults are a small LLaMA."""
+    """The architecture of the model; the defaults give a small LLaMA."""
 
     dim: int = 128
     """Width of the residual stream."""
 
     n_layers: int = 4
-    """Layers, each an attention and a feed-forward."""
+    """Number of layers; each layer has an attention and a feed-forward."""
 
     context_length: int = 128
-    """Tokens that the model is trained to see at once."""
+    """Number of tokens that the model sees at once in training."""
 
     vocab_size: int | None = None
-    """Tokens that the model knows; null means as many as the tokenizer has."""
+    """Number of tokens in the vocabulary; null means as many as the tokenizer has."""
 
     tie_embeddings: bool = False
-    """Whether the output head is the token embedding itself, one tensor in two places."""
+    """Use the token embedding as the output head too, so that both are one tensor."""
 
     embedding_scale: bool = False
-    """Whether token embeddings are multiplied by sqrt(dim) on the way in, as in 2017."""
+    """Multiply the token embeddings by sqrt(dim), as the 2017 Transformer does."""
 
     token_shift: bool = False
-    """Whether a learned share of the embedding before is added to each token's, a share a channel
-    (a part of RWKV's token shift), so that pairs of tokens are known before any attention."""
+    """Add a learned share of the previous token's embedding to each embedding, one share per
+    channel (a part of RWKV's token shift), so that the model knows pairs of tokens before any
+    attention."""
 
     logit_softcap: float | None = None
     """Soft limit of the logits, which become cap · tanh(logit / cap), in training too (Gemma 2);
-    null means none."""
+    null means no limit."""
 
     dropout: float = 0.0
-    """Probability, while training, of dropping an embedding's, a sublayer's or an attention
-    weight's entry; from 0 up to, not including, 1."""
+    """Probability of dropout in training, on embeddings, on the outputs of sublayers and on
+    attention weights: at least 0 and below 1."""
 
     norm: NormConfig = field(default_factory=NormConfig)
-    """The normalisation of every layer, and its place around the sublayers."""
+    """The normalisation in every layer, and its place around the sublayers."""
 
     position: PositionConfig = field(default_factory=PositionConfig)
-    """How the model knows the order of the tokens."""
+    """The position encoding: how the model knows the order of the tokens."""
 
     attention: AttentionConfig = field(default_factory=AttentionConfig)
-    """The heads of every layer's attention."""
+    """The attention heads of every layer."""
 
     feed_forward: FeedForwardConfig = field(default_factory=FeedForwardConfig)
     """The feed-forward sublayer of every layer."""

@@ -50,23 +50,23 @@ class FeedForwardConfig:
     (LLaMA)."""
 
     bias: bool = False
-    """Whether its projections have a bias."""
+    """Add a bias to the projections of the feed-forward."""
 
     hidden_dim: int | None = None
-    """Hidden width; null means 4 dim, or when gated int(dim_multiplier · int(8 dim / 3)), rounded
-    up to multiple_of."""
+    """Hidden width. Null means 4 · dim for a plain kind; for a gated kind it means
+    int(dim_multiplier · int(8 · dim / 3)), rounded up to multiple_of."""
 
     multiple_of: int | None = None
-    """What a gated kind's hidden width is rounded up to; null means 32. Refused for plain kinds and
-    beside hidden_dim."""
+    """A gated kind's hidden width is rounded up to a multiple of this number; null means 32.
+    Refused for plain kinds and together with hidden_dim."""
 
     dim_multiplier: float | None = None
     """Factor on a gated kind's hidden width before rounding; null means 1. Refused for plain kinds
-    and beside hidden_dim."""
+    and together with hidden_dim."""
 
     swish_beta: SwishBeta | None = None
-    """The beta of x · sigmoid(beta · x): fixed (1) or learned (one number a layer, from 1 on); null
-    means fixed. Refused unless the kind is silu or swiglu."""
+    """The beta of x · sigmoid(beta · x): fixed (always 1) or learned (one number per layer, which
+    starts at 1); null means fixed. Refused unless the kind is silu or swiglu."""
 
     def __post_init__(self) -> None:
         flag = "model.decoder.feed_forward"

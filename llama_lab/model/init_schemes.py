@@ -24,9 +24,10 @@ class InitConfig:
     """The weights that training starts from."""
 
     kind: InitKind = "normal"
-    """normal (every matrix from N(0, std²)), depth_scaled (the same, but the two a layer that write
-    into the residual stream from N(0, std² / (2 n_layers)): GPT-2), zero_output (the same, but
-    those two and an untied head 0) or xavier (uniform, by the matrix's own size: 2017)."""
+    """normal (every matrix from N(0, std²)), depth_scaled (like normal, but the two matrices per
+    layer that write into the residual stream from N(0, std² / (2 n_layers)): GPT-2), zero_output
+    (like normal, but those two matrices and an untied head are 0) or xavier (uniform, scaled by the
+    matrix's own size: 2017)."""
 
     std: float | None = None
     """Standard deviation of the matrices and embeddings; null means 0.02. Refused with xavier."""

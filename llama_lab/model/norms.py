@@ -27,7 +27,7 @@ NormPlacement = Literal["pre", "post", "sandwich", "reordered", "parallel"]
 
 @dataclass(frozen=True, kw_only=True)
 class NormConfig:
-    """The normalisation of every layer, and its place around the sublayers."""
+    """The normalisation in every layer, and its place around the sublayers."""
 
     kind: NormKind = "rmsnorm"
     """layernorm (centre and scale: GPT-2, the 2017 Transformer), rmsnorm (scale only: LLaMA),
@@ -37,14 +37,14 @@ class NormConfig:
     placement: NormPlacement = "pre"
     """pre (before a sublayer: LLaMA), post (after the sum: 2017), sandwich (before and after a
     sublayer: Gemma 2), reordered (after a sublayer, before the sum: OLMo 2) or parallel (one before
-    both sublayers, side by side: PaLM). All but post have one more at the end."""
+    both sublayers, side by side: PaLM). All but post have one more norm after the last layer."""
 
     eps: float | None = None
-    """Added to the variance or to the mean square, so that a zero vector can be divided; null means
-    1e-5. Refused with dyt, which divides by nothing."""
+    """Added to the variance or to the mean square, so that nothing is divided by zero; null means
+    1e-5. Refused with dyt, which does not divide."""
 
     bias: bool | None = None
-    """Whether layernorm adds a learned bias; null means true. Refused with the other kinds."""
+    """Give layernorm a learned bias; null means true. Refused with the other kinds."""
 
     def __post_init__(self) -> None:
         require_choice("model.decoder.norm.kind", self.kind, NormKind)

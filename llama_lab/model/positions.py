@@ -49,33 +49,34 @@ FLAG = "model.decoder.position"
 
 @dataclass(frozen=True, kw_only=True)
 class PositionConfig:
-    """How the model knows the order of the tokens."""
+    """The position encoding: how the model knows the order of the tokens."""
 
     kind: PositionKind = "rope"
-    """learned (a vector a place: GPT-2), sinusoidal (2017), rope (LLaMA), alibi (scores fall with
-    the distance: BLOOM) or none (order is known from the causal mask alone)."""
+    """learned (one vector per position: GPT-2), sinusoidal (2017), rope (LLaMA), alibi (scores fall
+    with the distance: BLOOM) or none (the causal mask alone shows the order)."""
 
     rope_theta: float | None = None
     """Base of rope's wavelengths; null means 10000. Refused unless the kind is rope."""
 
     rope_local_theta: float | None = None
-    """Base of rope's wavelengths in windowed layers, which rope_scaling then leaves alone (Gemma
-    3); null means as in the others. Refused unless the kind is rope, and without a window."""
+    """Base of rope's wavelengths in windowed layers; rope_scaling then leaves these layers alone
+    (Gemma 3). Null means the same base as in the other layers. Refused unless the kind is rope, and
+    without a window."""
 
     rope_pairing: RopePairing | None = None
-    """Coordinates that rope turns together: half (i with i + head width / 2: Hugging Face) or
+    """Which coordinates rope turns together: half (i with i + head width / 2: Hugging Face) or
     interleaved (2i with 2i + 1: Meta's files); null means half. Refused unless the kind is rope."""
 
     rope_fraction: float | None = None
-    """Share of each head's coordinates that rope turns, the first ones (GPT-NeoX, Phi), above 0
-    and up to 1; null means 1. Refused unless the kind is rope."""
+    """Share of each head's coordinates that rope turns, from the first one on (GPT-NeoX, Phi):
+    above 0, and at most 1; null means 1. Refused unless the kind is rope."""
 
     nope_every: int | None = None
-    """Every how many layers one has no position: 4 means the layers 4, 8, ... (SmolLM3); null means
-    none. For rope and alibi only."""
+    """Every n-th layer gets no positions: with 4 these are the layers 4, 8, ... (SmolLM3). Null
+    means that all layers get them. For rope and alibi only."""
 
     rope_scaling: RopeScalingConfig = field(default_factory=RopeScalingConfig)
-    """How rope's frequencies change for texts longer than the model was trained on."""
+    """The scaling of rope's frequencies for texts longer than the training context."""
 
     def __post_init__(self) -> None:
         require_choice(f"{FLAG}.kind", self.kind, PositionKind)

@@ -49,25 +49,26 @@ class LanguageModel(LightningModule):
     ) -> None:
         """
         Args:
-            decoder: The network.
-            optimizer: How gradients become weights.
-            schedule: The learning rate over the run.
-            averaging: Which average of the weights is validated and saved.
-            z_loss: Weight of the squared log of the softmax's denominator in what training
-                minimises, such as 0.0001 (PaLM, Chowdhery et al. 2022); null leaves it out. Logged
-                losses are the cross-entropy alone.
-            compile: Whether the network is compiled: true (block by block), whole (in one piece:
-                faster, and several times as long to start), false, or auto, which is true for
-                training on a CPU or on CUDA where the steps of the run save more time than the
-                start takes.
-                No weight is named otherwise, and any checkpoint goes on with any value.
+            decoder: The architecture of the model.
+            optimizer: The optimiser, which turns gradients into new weights.
+            schedule: The schedule of the learning rate.
+            averaging: The average of the weights that is validated and saved.
+            z_loss: Weight of a term that is added to the loss in training: the squared log of the
+                softmax's denominator (PaLM, Chowdhery et al. 2022); 0.0001 is usual. Null adds
+                nothing. The logged losses are the cross-entropy alone.
+            compile: How to compile the network: true (block by block), whole (in one piece, which
+                runs faster and takes several times as long to start), false (not at all), or auto,
+                which compiles for training on a CPU or on CUDA if the run's steps save more time
+                than the start takes. Every tensor keeps its name, so any checkpoint can be resumed
+                with any value.
             init_from: Checkpoint whose weights a new run starts from, with a fresh optimiser and
-                schedule; null draws them.
-            seed: Draws the initial weights and the dropout masks.
-            fault: A famous mistake to plant in the network, for teaching: rope_queries_only,
-                mixed_rope_pairing (keys in the other pairing), no_final_norm, kv_tiled (kv heads
-                tiled instead of repeated), no_causal_mask or unscaled_scores (no 1/sqrt of
-                head_dim); null plants none. It is kept with the weights.
+                schedule; null starts from random weights.
+            seed: Seed of the initial weights and of dropout.
+            fault: A well-known mistake to plant in the network, for teaching: rope_queries_only
+                (keys are not turned), mixed_rope_pairing (keys use the other pairing),
+                no_final_norm, kv_tiled (key/value heads are tiled instead of repeated),
+                no_causal_mask or unscaled_scores (no 1/sqrt of head_dim). Null plants none. A
+                checkpoint keeps the fault with its weights.
         """
         super().__init__()
         # Checkpoints hold plain dicts: dataclass objects fail torch's weights-only loading.

@@ -27,19 +27,20 @@ FLAG = "model.decoder.position.rope_scaling"
 
 @dataclass(frozen=True, kw_only=True)
 class RopeScalingConfig:
-    """How rope's frequencies change for texts longer than the model was trained on."""
+    """The scaling of rope's frequencies for texts longer than the training context."""
 
     kind: RopeScalingKind = "none"
-    """none, linear (all frequencies divided), ntk (a larger base), dynamic (a base that grows with
-    the text), yarn (slow frequencies divided, fast ones kept) or llama3 (so too, other bounds)."""
+    """none, linear (all frequencies are divided), ntk (a larger base), dynamic (a base that grows
+    with the text), yarn (slow frequencies are divided, fast ones are kept) or llama3 (like yarn,
+    with other bounds)."""
 
     factor: float | None = None
-    """How many times longer the texts may get; null means 8 for llama3 and 4 for the other kinds.
-    Above 1. Refused with none."""
+    """How many times longer than the training context a text may be: above 1; null means 8 for
+    llama3 and 4 for the other kinds. Refused with none."""
 
     original_context_length: int | None = None
-    """Tokens of the context that the model was first trained on; null means context_length. For
-    dynamic, yarn and llama3 only."""
+    """Number of tokens of the context that the model was first trained on; null means
+    context_length. For dynamic, yarn and llama3 only."""
 
     low_freq_factor: float | None = None
     """Frequencies with fewer turns than this in the original context are divided; null means 1.
@@ -58,8 +59,8 @@ class RopeScalingConfig:
     For yarn only."""
 
     attention_factor: float | None = None
-    """Factor on the rotated queries and on the rotated keys; null means 0.1 ln(factor) + 1. For
-    yarn only."""
+    """Factor that rotated queries and rotated keys are multiplied by; null means 0.1 ln(factor) +
+    1. For yarn only."""
 
     def __post_init__(self) -> None:
         require_choice(f"{FLAG}.kind", self.kind, RopeScalingKind)
