@@ -1,4 +1,4 @@
-"""The architecture as settings, and the rules of the settings of several parts together."""
+"""Settings of the architecture, and the rules that hold between its parts."""
 
 from __future__ import annotations
 
@@ -104,16 +104,16 @@ class DecoderConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> DecoderConfig:
-        """The inverse of ``dataclasses.asdict``; what is absent keeps its default.
+        """The inverse of ``dataclasses.asdict``; a missing key keeps its default.
 
         Raises:
-            SettingError: An unknown key, or a value that the config refuses.
+            SettingError: A key is unknown, or the config refuses a value.
         """
         return from_mapping(cls, values, flag="model.decoder")
 
 
 def layer_kinds(config: DecoderConfig) -> list[LayerKind]:
-    """One :class:`LayerKind` a layer, from the first layer on."""
+    """One :class:`LayerKind` per layer, from the first layer on."""
     every = config.position.nope_every
     return [
         LayerKind(config.attention.window_of(i), every is None or (i + 1) % every != 0)
@@ -122,7 +122,7 @@ def layer_kinds(config: DecoderConfig) -> list[LayerKind]:
 
 
 def check_layers(config: DecoderConfig) -> None:
-    """Refuse settings of windows and positions that would do nothing in these layers."""
+    """Refuse settings of windows and positions that would do nothing in any layer."""
     attention, position = config.attention, config.position
     flag = "model.decoder.attention.window"
     if attention.window is not None and attention.window >= config.context_length:
@@ -130,19 +130,19 @@ def check_layers(config: DecoderConfig) -> None:
         refuse_idle(flag, attention.window, because=because)
     if all(kind.window is None for kind in layer_kinds(config)):
         because = (
-            f"attention.window_pattern {attention.window_pattern} has its first L after n_layers "
+            f"attention.window_pattern {attention.window_pattern} has no L within n_layers "
             f"{config.n_layers}"
         )
         refuse_idle(flag, attention.window, because=because)
     if position.nope_every is not None and position.nope_every > config.n_layers:
-        because = f"n_layers {config.n_layers} is less"
+        because = f"n_layers {config.n_layers} is smaller"
         refuse_idle("model.decoder.position.nope_every", position.nope_every, because=because)
     if position.kind == "rope":
         check_rope(config)
 
 
 def check_rope(config: DecoderConfig) -> None:
-    """Refuse what rope cannot do with these heads, or what no layer would use."""
+    """Refuse settings of rope that these heads cannot have, or that no layer would use."""
     position = config.position
     flag = "model.decoder.position"
     width = rotated_width(config.head_dim, position.rope_fraction)
@@ -151,12 +151,14 @@ def check_rope(config: DecoderConfig) -> None:
         return
     windows = {kind.window for kind in layer_kinds(config) if kind.has_position}
     if windows <= {None}:
-        because = "attention.window null leaves every layer global"
+        because = "attention.window null makes every layer global"
         if config.attention.window is not None:
-            because = f"nope_every {position.nope_every} takes every windowed layer"
+            because = (
+                f"nope_every {position.nope_every} removes positions from every windowed layer"
+            )
         refuse_idle(f"{flag}.rope_local_theta", position.rope_local_theta, because=because)
     if None not in windows:
-        because = f"rope_local_theta {position.rope_local_theta} serves every rotated layer"
+        because = f"rope_local_theta {position.rope_local_theta} replaces it in every layer"
         refuse_idle(f"{flag}.rope_theta", position.rope_theta, because=because)
         require(
             position.rope_scaling.kind == "none",

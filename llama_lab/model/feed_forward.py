@@ -76,14 +76,14 @@ class FeedForwardConfig:
             require_whole(f"{flag}.hidden_dim", self.hidden_dim)
         because = None
         if not FEED_FORWARDS[self.kind].layer.is_gated:
-            because = f"feed_forward.kind {self.kind} is plain, and 4 dim wide"
+            because = f"feed_forward.kind {self.kind} is plain, so its width is 4 dim"
         elif self.hidden_dim is not None:
-            because = f"feed_forward.hidden_dim {self.hidden_dim} settles the width"
+            because = f"feed_forward.hidden_dim {self.hidden_dim} already sets the width"
         if because is not None:
             refuse_idle(f"{flag}.multiple_of", self.multiple_of, because=because)
             refuse_idle(f"{flag}.dim_multiplier", self.dim_multiplier, because=because)
         if FEED_FORWARDS[self.kind].activation is not F.silu:
-            because = f"feed_forward.kind {self.kind} has no Swish"
+            because = f"feed_forward.kind {self.kind} does not use Swish"
             refuse_idle(f"{flag}.swish_beta", self.swish_beta, because=because)
         if self.swish_beta is not None:
             require_choice(f"{flag}.swish_beta", self.swish_beta, SwishBeta)
@@ -93,7 +93,7 @@ class FeedForwardConfig:
             require_positive(f"{flag}.dim_multiplier", self.dim_multiplier)
 
     def width(self, dim: int) -> int:
-        """The hidden width F beside a model width of ``dim``."""
+        """The hidden width F for a model width of ``dim``."""
         if self.hidden_dim is not None:
             return self.hidden_dim
         if not FEED_FORWARDS[self.kind].layer.is_gated:
@@ -164,12 +164,12 @@ class LearnedSwish(WithStartValues):
         self.beta = self.start("beta", 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of any shape, to the same."""
+        """``x`` of any shape, to the same shape."""
         return x * torch.sigmoid(self.beta.to(x.dtype) * x)
 
 
 class FeedForwardParts(NamedTuple):
-    """What a kind is made of."""
+    """The layer and the activation of one kind."""
 
     layer: type[PlainFeedForward]
     activation: Activation
@@ -201,7 +201,7 @@ SWISH_BETAS: dict[SwishBeta, Callable[[], Activation]] = {
 
 
 def build_feed_forward(config: FeedForwardConfig, dim: int) -> PlainFeedForward:
-    """The feed-forward of vectors of width ``dim`` that ``config`` describes."""
+    """Build the feed-forward that ``config`` describes, for vectors of width ``dim``."""
     layer, activation = FEED_FORWARDS[config.kind]
     if config.swish_beta is not None:
         activation = SWISH_BETAS[config.swish_beta]()
