@@ -41,7 +41,7 @@ COMMANDS: dict[str, Command] = {
     "generate": Command("llama_lab.commands.generate", "sample text from a checkpoint"),
     "describe": Command("llama_lab.commands.describe", "count parameters, FLOPs and memory"),
     "bench": Command("llama_lab.commands.bench", "time training and decoding on this machine"),
-    "lr-range": Command("llama_lab.commands.lr_range", "which learning rates a config bears"),
+    "lr-range": Command("llama_lab.commands.lr_range", "find learning rates that suit a config"),
     "ablate": Command("llama_lab.commands.ablate", "run a controlled study and report on it"),
     "runs": Command("llama_lab.commands.runs", "list the runs under logs/"),
     "import": Command("llama_lab.commands.importing", "make a checkpoint of a Hugging Face folder"),

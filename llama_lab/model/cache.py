@@ -1,4 +1,4 @@
-"""The cache of a decoder: every layer keeps its keys and values while a text is generated."""
+"""The KV cache of a decoder: every layer keeps its keys and values while a text is generated."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from llama_lab.model.masks import Documents
 
 
 class DecoderCache:
-    """One :class:`LayerCache` a layer, of the same positions, and the tokens that stand there.
+    """One :class:`LayerCache` per layer, and the tokens whose keys and values they hold.
 
     Args:
         config: Gives the number of layers and the shape of their heads.
-        batch_size: Texts that are generated side by side.
-        length: Positions that fit, in tokens; the config's context length where it is ``None``.
-        device: Where the storage lies.
-        dtype: Of the storage; the dtype that the decoder computes keys and values in.
+        batch_size: Number of texts that are generated at once.
+        length: Capacity in tokens; ``None`` means the config's context length.
+        device: Device of the storage.
+        dtype: Type of the storage: the type in which the decoder computes keys and values.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class DecoderCache:
 
     @property
     def length(self) -> int:
-        """Positions held, in tokens."""
+        """Number of tokens that are held."""
         return self.layers[0].length
 
     @property
@@ -64,28 +64,29 @@ class DecoderCache:
         self.tokens[:, self.length : self.length + tokens.size(1)] = tokens
 
     def require_room(self, batch_size: int, n_tokens: int) -> None:
-        """Refuse, before anything is written, tokens that the storage does not fit.
+        """Refuse tokens that do not fit, before anything is written.
 
         Raises:
-            ValueError: Too many tokens, or another number of texts than the cache was made for.
+            ValueError: There are too many tokens, or the number of texts is not the cache's.
         """
         if batch_size != self.batch_size:
             raise ValueError(
-                f"a cache for {self.batch_size} texts got {batch_size}: make one of that batch size"
+                f"a cache for {self.batch_size} texts got {batch_size} texts: make a cache of that "
+                "batch size"
             )
         if self.length + n_tokens > self.capacity:
             raise ValueError(
                 f"a cache of {self.capacity} positions holds {self.length} and got {n_tokens} "
-                "more: make a longer one, or reset it"
+                "more: make a longer cache, or reset this one"
             )
 
     def advance(self, n_tokens: int) -> None:
-        """Count ``n_tokens`` positions that every layer has written."""
+        """Add to the length the ``n_tokens`` tokens that every layer has written."""
         for layer in self.layers:
             layer.length += n_tokens
 
     def reset(self) -> None:
-        """Forget everything held; the storage stays."""
+        """Forget all tokens; the storage stays allocated."""
         for layer in self.layers:
             layer.length = 0
 

@@ -1,4 +1,4 @@
-"""The cache of one layer.
+"""The KV cache of one layer.
 
 B batch, T new time steps, P positions held, K key/value heads, E head width.
 """
@@ -20,9 +20,9 @@ class LayerCache:
         self.length = 0
 
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Write keys and values ``[B, K, T, E]`` after those held; all of them, ``[B, K, P+T, E]``.
+        """Append keys and values ``[B, K, T, E]``, and return all of them ``[B, K, P+T, E]``.
 
-        The result is a view of the storage. No gradient passes: a cache serves generation alone.
+        The result is a view of the storage. No gradient passes: a cache is for generation only.
         """
         end = self.length + k.size(2)
         self.keys[:, :, self.length : end] = k.detach()
@@ -36,10 +36,10 @@ class LayerCache:
 
 
 class WindowCache(LayerCache):
-    """Keys and values of a windowed layer: those that the next token sees, in order.
+    """Keys and values of a windowed layer: only those that the next token can see, in order.
 
-    Storage is for the window and an eighth of it: where that is full, what the window still shows
-    is moved to its front. ``length`` counts all positions, those forgotten too.
+    The storage holds the window and an eighth more. When it is full, the tokens that the window
+    still shows are moved to the front. ``length`` counts all tokens, including the forgotten ones.
     """
 
     def __init__(
@@ -56,9 +56,9 @@ class WindowCache(LayerCache):
         self.end = 0
 
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Write ``[B, K, T, E]`` after those held; what these T see, ``[B, K, min(P, W-1)+T, E]``.
+        """Append ``[B, K, T, E]``, and return what these T see, ``[B, K, min(P, W-1)+T, E]``.
 
-        Many at once are not stored but for the last, and the result is then no view.
+        Of more tokens than fit, only the last are stored, and the result is then not a view.
         """
         n_held = min(self.length, self.reach)
         begin, end = self.end - n_held, self.end + k.size(2)
