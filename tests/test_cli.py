@@ -16,6 +16,7 @@ COMMANDS = (
     "validate",
     "test",
     "tokenize",
+    "predict",
     "generate",
     "describe",
     "bench",
@@ -24,6 +25,7 @@ COMMANDS = (
     "runs",
     "import",
     "export",
+    "consolidate",
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Literal
 
-from llama_lab.commands.sampling_flags import (
+from llama_lab.commands.generating.sampling_flags import (
     add_sampling,
     checkpoint_of,
     completion_of,
@@ -38,10 +38,10 @@ def main(argv: list[str], prog: str) -> int:
     _check(options)
     own = own_sampling(options)
     # torch takes seconds to import, and neither --help nor a misspelt flag needs it.
-    from llama_lab.commands.interactive import Loop
-    from llama_lab.commands.prompt_files import one_prompt, read_prompts
-    from llama_lab.commands.turns import Asker, say
-    from llama_lab.commands.written import write_batches, write_one_by_one
+    from llama_lab.commands.generating.interactive import Loop
+    from llama_lab.commands.generating.prompt_files import one_prompt, read_prompts
+    from llama_lab.commands.generating.turns import Asker, say
+    from llama_lab.commands.generating.written import write_batches, write_one_by_one
     from llama_lab.generation.loading import load_model
     from llama_lab.generation.passages import SharedPassages
     from llama_lab.generation.sampling import SamplingConfig

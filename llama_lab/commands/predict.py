@@ -6,8 +6,8 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from llama_lab.commands.prompt_files import read_prompts
-from llama_lab.commands.sampling_flags import (
+from llama_lab.commands.generating.prompt_files import read_prompts
+from llama_lab.commands.generating.sampling_flags import (
     add_sampling,
     checkpoint_of,
     completion_of,
@@ -40,8 +40,8 @@ def main(argv: list[str], prog: str) -> int:
     _check(options)
     own = own_sampling(options)
     # torch takes seconds to import, and neither --help nor a misspelt flag needs it.
-    from llama_lab.commands.turns import Asker, say
-    from llama_lab.commands.written import completion_record
+    from llama_lab.commands.generating.turns import Asker, say
+    from llama_lab.commands.generating.written import completion_record
     from llama_lab.generation.loading import load_model
     from llama_lab.generation.sampling import SamplingConfig
     from llama_lab.runs.prediction import Parts, Predictor, predict_all, predicting_trainer

@@ -101,7 +101,8 @@ REFUSED = [
     (
         {"position": {"rope_fraction": 0.1}},
         "position.rope_fraction 0.1",
-        "heads of width 32 turns 3 coordinates, which do not form pairs: give a fraction such as 0.125",
+        "heads of width 32 turns 3 coordinates, which do not form pairs: give a fraction such as "
+        "0.125",
     ),
     *(
         ({"position": {"kind": kind, name: value}}, f"position.{name} {value}", "rotates nothing")

@@ -128,7 +128,7 @@ def own_sampling(options: Namespace) -> dict[str, Any]:
 
 def folder_sampling(model: LoadedModel, path: Path) -> SamplingConfig:
     """The sampling that an imported model came with; it is said."""
-    from llama_lab.commands.turns import say
+    from llama_lab.commands.generating.turns import say
     from llama_lab.generation.folder_files import sampling_of_folder
 
     sampling, unknown = sampling_of_folder(model.folder, path)

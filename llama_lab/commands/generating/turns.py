@@ -13,7 +13,7 @@ from jsonargparse import Namespace
 from rich.console import Console
 from rich.text import Text
 
-from llama_lab.commands.prompt_files import Prompt
+from llama_lab.commands.generating.prompt_files import Prompt
 from llama_lab.data.tokenizers.kinds import Tokenizer
 from llama_lab.errors import UserError
 from llama_lab.generation.completions import (

@@ -7,9 +7,9 @@ import io
 import sys
 from collections.abc import Iterator
 
+from llama_lab.commands.generating.turns import Asked, Asker, say, write_turn
+from llama_lab.commands.generating.written import say_shared
 from llama_lab.commands.output import one_line
-from llama_lab.commands.turns import Asked, Asker, say, write_turn
-from llama_lab.commands.written import say_shared
 from llama_lab.errors import UserError
 from llama_lab.generation.completions import CompletionSettings
 from llama_lab.generation.folder_files import refuse_without_template

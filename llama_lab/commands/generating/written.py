@@ -10,7 +10,7 @@ from typing import Any
 
 from jsonargparse import Namespace
 
-from llama_lab.commands.turns import Asked, TokenView, say, write, write_turn
+from llama_lab.commands.generating.turns import Asked, TokenView, say, write, write_turn
 from llama_lab.generation.completions import Completion, CompletionSettings, Request, complete
 from llama_lab.generation.loading import LoadedModel
 from llama_lab.generation.passages import SharedPassages

@@ -1,0 +1,1 @@
+"""What the commands that generate share: flags, prompts, and what is written."""
