@@ -18,6 +18,7 @@ ORDER = [
     {"cli"},
     {"api"},
     {"commands"},
+    {"prediction"},
     {"kernels"},
     {"bench", "reports"},
     {"studies"},

@@ -44,7 +44,7 @@ def main(argv: list[str], prog: str) -> int:
     from llama_lab.commands.generating.written import completion_record
     from llama_lab.generation.loading import load_model
     from llama_lab.generation.sampling import SamplingConfig
-    from llama_lab.runs.prediction import Parts, Predictor, predict_all, predicting_trainer
+    from llama_lab.prediction.predictor import Parts, Predictor, predict_all, predicting_trainer
 
     sampling = SamplingConfig(**own)
     path = checkpoint_of(options.ckpt_path)

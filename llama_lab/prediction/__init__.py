@@ -1,0 +1,1 @@
+"""Continuations of every prompt of a file, by Lightning's trainer."""
