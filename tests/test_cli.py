@@ -24,6 +24,7 @@ COMMANDS = (
     "runs",
     "import",
     "export",
+    "consolidate",
 )
 
 
