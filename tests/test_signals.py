@@ -100,20 +100,22 @@ class SignalledInItsDestructor:
         time.sleep(0)  # where Python notices the signal
 
 
-@pytest.mark.parametrize("seconds", [0, 5])
-def test_a_signal_that_meets_a_destructor_is_not_lost(
-    seconds: float, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with (
-        pytest.raises(Stopped, match="stopped by SIGUSR1") as raised,
-        signals_end_the_command(),
-    ):
+def meet_a_destructor(seconds: float) -> None:
+    with signals_end_the_command():
         subject = SignalledInItsDestructor()
         del subject  # Python swallows what leaves a destructor
         for _ in range(int(seconds * 100)):
             time.sleep(0.01)
         if seconds:
             pytest.fail("the command went on")
+
+
+@pytest.mark.parametrize("seconds", [0, 5])
+def test_a_signal_that_meets_a_destructor_is_not_lost(
+    seconds: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(Stopped, match="stopped by SIGUSR1") as raised:
+        meet_a_destructor(seconds)
     assert raised.value.signum == signal.SIGTERM
     assert "ignored" not in capsys.readouterr().err
 

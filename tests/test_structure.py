@@ -16,6 +16,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 ORDER = [
     {"__main__"},
     {"cli"},
+    {"api"},
     {"commands"},
     {"kernels"},
     {"bench", "reports"},

@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from llama_lab.studies.study_run import StudyRun
 
 DESCRIPTION = (
-    "Runs a study: every arm with every seed, on the same work, then compares them and writes "
-    "report.html, report.md, results.csv and results.json into logs/studies/NAME. Started again "
-    "it keeps what is finished and resumes what is not. Flags of `fit` (--trainer.max_steps 5000, "
-    "--data.corpus FILE, …) override the study's settings for every arm. A study of parts trains "
-    "nothing: it times two writings of each part, such as plain and fused."
+    "Runs a study: trains every arm with every seed on the same work, compares them, and writes "
+    "report.html, report.md, results.csv and results.json into logs/studies/NAME. If you start it "
+    "again, it keeps the finished runs and resumes the others. Flags of `fit` "
+    "(--trainer.max_steps 5000, --data.corpus FILE, …) override the study's settings for every "
+    "arm. A study of parts trains nothing: it times two implementations of each part, such as "
+    "plain and fused."
 )
 
 
@@ -82,28 +83,32 @@ def build_parser(prog: str) -> Parser:
         "--config",
         type=str,
         required=True,
-        help="The study: a file, or the name of one in configs/studies.",
+        help="The study: its file, or its name in configs/studies.",
     )
     parser.add_argument(
         "--seeds",
         type=list[int] | None,
         default=None,
-        help="Seeds in the place of the file's, such as [0,1,2].",
+        help="Seeds that replace those of the study's file, such as [0,1,2].",
     )
-    parser.add_argument("--jobs", type=int, default=1, help="Runs at once; on CUDA one a GPU.")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=1,
+        help="Number of runs at the same time; on CUDA each run has its own GPU.",
+    )
     parser.add_argument(
         "--threads",
         type=int | None,
         default=None,
-        help="CPU threads of each run; null takes OMP_NUM_THREADS, or shares the "
-        "cores among the jobs. Kept when a study "
-        "goes on.",
+        help="Number of CPU threads of each run; null means OMP_NUM_THREADS, or an equal share of "
+        "the cores for each job. A study that is started again keeps its number.",
     )
     parser.add_argument(
         "--report_only",
         type=bool,
         default=False,
-        help="Train nothing: write the report of what has run.",
+        help="Train nothing, and write the report from the runs that are finished.",
     )
     return parser
 

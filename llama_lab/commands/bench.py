@@ -17,11 +17,13 @@ if TYPE_CHECKING:
     from llama_lab.bench.config_speed import BenchResult
 
 DESCRIPTION = (
-    "Times training and decoding of what `fit --config CONFIG` trains, on one device, beside the "
-    "matrix products and the memory bandwidth that this machine was measured to give. Flags of "
+    "Measures how fast this machine trains the model of `fit --config CONFIG` on one device, and "
+    "how fast it generates text with it. It compares both with the fastest matrix product and the "
+    "highest memory bandwidth that it measures here. Flags of "
     "`fit` under --model, --data and --trainer (--data.batch_size 8, --model.compile true, …) "
-    "change it. Steps are the run's own, without validations and checkpoints; nothing is left "
-    "under logs/. JSON output: name, device, device_name, threads, precision, compiled, "
+    "override the config. The steps are those of a run, without validations and checkpoints; "
+    "nothing is written under logs/. JSON output: name, device, device_name, threads, precision, "
+    "compiled, "
     "compiled_whole, compiled_because; parameters, flops_per_token (of training, as `describe` "
     "counts them), "
     "batch_size, context, tokens_per_step, steps (timed); tokens_per_second, flops_per_second, mfu "
@@ -75,7 +77,7 @@ def main(argv: list[str], prog: str) -> int:
 def build_parser(prog: str) -> Parser:
     """The command's own flags."""
     parser = Parser(prog=prog, description=DESCRIPTION)
-    parser.add_argument("CONFIG", type=str, help="A config, by its name or file.")
+    parser.add_argument("CONFIG", type=str, help="A config: its name or its file.")
     parser.add_argument(
         "--format",
         type=Literal["table", "json"],

@@ -70,8 +70,8 @@ def build_parser(prog: str) -> Parser:
     parser.add_argument(
         "NAME_OR_FILE",
         type=str,
-        help="A config or preset by name or file, a decoder file, a checkpoint, a run folder, "
-        "`best` or `last`, or a Hugging Face folder.",
+        help="A config or preset (its name or its file), a decoder file, a checkpoint, a run "
+        "folder, `best` or `last`, or a Hugging Face folder.",
     )
     parser.add_argument(
         "--format",
@@ -83,8 +83,8 @@ def build_parser(prog: str) -> Parser:
         "--probe",
         type=bool,
         default=False,
-        help="Load a checkpoint's weights and ask whether changing a later token changes earlier "
-        "logits, which it must not.",
+        help="Load a checkpoint's weights and test that a change of a later token leaves all "
+        "earlier logits as they were.",
     )
     parser.add_class_arguments(AccountOptions)
     parser.add_class_arguments(DecoderConfig, DECODER_FLAG.lstrip("-"))

@@ -42,32 +42,33 @@ UNITS = {"B": 1} | {
 
 @dataclass(frozen=True, kw_only=True)
 class AccountOptions:
-    """At what the decoder is counted."""
+    """The conditions under which the decoder is counted."""
 
     context: int | None = None
-    """Tokens that attention and the KV cache reach over; null means the decoder's
+    """Number of tokens that attention and the KV cache span; null means the decoder's
     context_length."""
 
     batch_size: int = 1
-    """Texts side by side: generated, each with its own KV cache, or trained on in one
-    microbatch."""
+    """Number of texts that are generated at once, each with its own KV cache, or that one
+    microbatch of training holds."""
 
     precision: Literal["32-true", "bf16-mixed", "bf16-true"] = "32-true"
-    """In what the weights are kept, as --trainer.precision says it: bf16-mixed keeps float32."""
+    """Precision of the weights, with the names of --trainer.precision: bf16-mixed keeps them in
+    float32."""
 
     optimizer: str | None = None
-    """What training remembers, as --model.optimizer.kind says it; null means that of the config or
-    checkpoint, or adamw."""
+    """Optimiser whose state training keeps, with the names of --model.optimizer.kind; null means
+    the one in the config or checkpoint, or adamw."""
 
     averaging: Literal["none", "ema", "tail"] | None = None
-    """Which average of the weights training keeps beside them, as --model.averaging.kind says it;
-    null means that of the config or checkpoint, or none."""
+    """Average of the weights that training keeps, with the names of --model.averaging.kind; null
+    means the one in the config or checkpoint, or none."""
 
     cache_precision: CachePrecision = "16"
-    """Bits of a number in the KV cache."""
+    """Number of bits of each number in the KV cache."""
 
     device_memory: str | None = None
-    """Memory of one device, such as 24GiB or 80GB, to be told what fits; null does not ask."""
+    """Memory of one device, such as 24GiB or 80GB, to see what fits into it; null skips this."""
 
     devices: int | None = None
     """Devices that train together, to be told what each holds and sends; null does not ask."""

@@ -1,4 +1,4 @@
-"""``llama-lab export``: a Hugging Face folder from a checkpoint."""
+"""``llama-lab export``: write a Hugging Face folder from a checkpoint."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from llama_lab.parsing import Parser
 
 DESCRIPTION = (
     "Writes a checkpoint as a Hugging Face folder: config.json, generation_config.json, float32 "
-    "safetensors, tokenizer.json and tokenizer_config.json; of an imported model also the files "
-    "that it came with. The family is found from the model's "
-    "parts; a part that no family has is refused by name."
+    "safetensors, tokenizer.json and tokenizer_config.json; for an imported model also the other "
+    "files of its folder. The model's parts decide its Hugging Face family; if no family has one "
+    "of the parts, the export is refused and names that part."
 )
 
 
@@ -40,5 +40,5 @@ def build_parser(prog: str) -> Parser:
     """The command's flags."""
     parser = Parser(prog=prog, description=DESCRIPTION)
     parser.add_argument("CKPT", type=str, help="A checkpoint file, a run folder, `best` or `last`.")
-    parser.add_argument("--output", type=str, required=True, help="The folder to make.")
+    parser.add_argument("--output", type=str, required=True, help="The folder to write.")
     return parser

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from llama_lab.interop.imported import ImportedModel
 
 DESCRIPTION = (
-    "Makes a checkpoint of a Hugging Face folder (config.json, safetensors, tokenizer.json) or of "
-    "a llama2.c file. `generate`, `describe` and `validate` take it, and `fit --model.init_from` "
-    "goes on with its weights. A folder's chat template, special tokens and sampling defaults are "
-    "kept. A folder without a vocabulary gives a model whose text is ids, numbers with blanks "
-    "between."
+    "Makes a checkpoint from a Hugging Face folder (config.json, safetensors, tokenizer.json) or "
+    "from a llama2.c file. `generate`, `describe` and `validate` read this checkpoint, and "
+    "`fit --model.init_from` trains on from its weights. It keeps the folder's chat template, "
+    "special tokens and sampling defaults. Without a vocabulary in the folder, the model reads "
+    "and writes token ids as numbers with spaces between them."
 )
 
 

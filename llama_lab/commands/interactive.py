@@ -6,16 +6,15 @@ import contextlib
 import io
 import sys
 from collections.abc import Iterator
-from pathlib import Path
-
-from jsonargparse import Namespace
 
 from llama_lab.commands.output import one_line
-from llama_lab.commands.turns import Asked, ask_in_chat, ask_plainly, say, say_if_cut, write_turn
+from llama_lab.commands.turns import Asked, Asker, say, write_turn
+from llama_lab.commands.written import say_shared
 from llama_lab.errors import UserError
+from llama_lab.generation.completions import CompletionSettings
 from llama_lab.generation.folder_files import refuse_without_template
-from llama_lab.generation.generate import LoadedModel, refuse_idle_parsing
-from llama_lab.generation.sampling import SamplingConfig
+from llama_lab.generation.passages import SharedPassages
+from llama_lab.generation.prompts import refuse_idle_parsing
 from llama_lab.names import is_utf8
 from llama_lab.signals import interrupt_is_noted
 
@@ -29,19 +28,14 @@ class Loop:
     of one conversation, and the model sees all that was said before.
 
     Args:
-        model: The model.
-        path: Its checkpoint.
-        sampling: How an id is chosen.
-        options: The command's flags.
+        asker: Makes ids of lines.
+        config: How a line is continued.
+        shared: What texts are compared with.
     """
 
-    def __init__(
-        self, model: LoadedModel, path: Path, sampling: SamplingConfig, options: Namespace
-    ) -> None:
-        self.model = model
-        self.path = path
-        self.sampling = sampling
-        self.options = options
+    def __init__(self, asker: Asker, config: CompletionSettings, shared: SharedPassages) -> None:
+        self.asker, self.config, self.shared = asker, config, shared
+        self.model, self.path, self.options = asker.model, asker.path, asker.options
         self.messages: list[dict[str, str]] = []
         self.turns = 0
         self.cut_is_said = False
@@ -87,23 +81,24 @@ class Loop:
         seed = (self.options.seed + self.turns) % 2**63
         self.turns += 1
         with interrupt_is_noted() as interrupted:
-            ids = write_turn(
-                self.model, asked, self.sampling, self.options, seed=seed, stopped=interrupted
-            )
+            written = write_turn(self.model, asked, self.config, seed=seed, stopped=interrupted)
+        say_shared(self.shared, written)
         if self.options.chat:
             # Shown or not, special tokens are no part of what was said: the template writes them.
-            answer = self.model.tokenizer.decode(ids)
+            answer = self.model.tokenizer.decode(written.ids)
+            if written.ended == "stop_string":
+                answer = written.text
             self.messages = [*messages, {"role": "assistant", "content": answer}]
 
     def _asked(self, line: str, messages: list[dict[str, str]]) -> Asked:
         if not is_utf8(line):
             raise UserError(f"{line}: not UTF-8 text; this line is left out")
         if not self.options.chat:
-            asked = ask_plainly(self.model, line, self.options, named="this line")
-            say_if_cut(self.model, asked, "this line")
+            asked = self.asker.ask(line, named="this line")
+            self.asker.say_if_cut(asked, "this line")
             return asked
-        asked = ask_in_chat(self.model, self.path, messages, self.options)
-        self.cut_is_said = self.cut_is_said or say_if_cut(self.model, asked, "the conversation")
+        asked = self.asker.ask_in_chat(messages)
+        self.cut_is_said = self.cut_is_said or self.asker.say_if_cut(asked, "the conversation")
         return asked
 
 

@@ -1,4 +1,4 @@
-"""``llama-lab lr-range``: which learning rates a config bears, from one short training."""
+"""``llama-lab lr-range``: find the learning rates that suit a config, with one short training."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from llama_lab.errors import RunError, UserError
 from llama_lab.parsing import OF_FIT, Flag, Parser, split_flags
 
 DESCRIPTION = (
-    "A learning-rate range test (Smith 2017): trains for some hundred steps, each at a higher rate "
-    "than the one before, until the loss diverges. Says where the loss falls fastest and where it "
-    "is lowest, if it falls by more than its noise, and writes report.html, results.csv and "
+    "A learning-rate range test (Smith 2017): trains for a few hundred steps, each at a higher "
+    "rate than the one before, until the loss diverges. It shows the rate at which the loss falls "
+    "fastest and the rate at which it is lowest, if it falls by more than its noise, and writes "
+    "report.html, results.csv and "
     "results.json (steps, trainings, fall, fall_by_chance, steepest_lr, lowest_lr, "
     "lowest_lr_of_each, lowest_loss, highest_lr, rates, losses, smoothed). Flags of `fit` "
-    "(--model.optimizer.kind muon, --data.corpus FILE, …) change what is trained; where groups of "
-    "parameters have rates of their own, all move in proportion, and the rate is that of "
-    "--model.optimizer.lr. Nothing that is trained here is kept."
+    "(--model.optimizer.kind muon, --data.corpus FILE, …) override the config. If groups of "
+    "parameters have different rates, all rates grow in proportion, and the rate that is shown is "
+    "--model.optimizer.lr. The trained weights are not kept."
 )
 OF_RUN = (*OF_FIT, "--seed_everything")
 DECIDED = (
@@ -80,7 +81,7 @@ def build_parser(prog: str) -> Parser:
 
     parser = Parser(prog=prog, description=DESCRIPTION)
     parser.add_argument(
-        "CONFIG", type=str, help="What `fit` would train: a config, by name or file."
+        "CONFIG", type=str, help="The config that `fit` would train: its name or its file."
     )
     parser.add_class_arguments(RangeTest)
     parser.add_argument(

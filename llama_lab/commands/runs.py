@@ -1,4 +1,4 @@
-"""``llama-lab runs``: every run under ``logs/``, and in what they differ."""
+"""``llama-lab runs``: list every run under ``logs/`` and the settings in which they differ."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from llama_lab.errors import UserError
 from llama_lab.parsing import Parser
 
 DESCRIPTION = (
-    "Lists the runs under ./logs, those of studies too: state, steps, best validation loss "
-    "(nats per token), the settings in which a run differs from most of the others, folder."
+    "Lists the runs under ./logs, including those of studies: their state, steps, best validation "
+    "loss (nats per token), the settings in which a run differs from most others, and folder."
 )
 JSON_NAMES = (
     "JSON output: a list of runs, each with folder, name, state (running, finished, stopped, "
@@ -68,19 +68,25 @@ def build_parser(prog: str) -> Parser:
         "--name",
         type=str | None,
         default=None,
-        help="Only the runs in this folder of logs/, such as studies/swap-five.",
+        help="List only the runs in this folder of logs/, such as studies/swap-five.",
     )
     parser.add_argument(
-        "--root", type=str | None, default=None, help="Folder that logs/ is in; null means here."
+        "--root",
+        type=str | None,
+        default=None,
+        help="Folder that logs/ is in; null means the current folder.",
     )
     parser.add_argument(
         "--sort",
         type=Literal["started", "best_loss"],
         default="started",
-        help="The order: oldest first, or lowest loss first.",
+        help="Order of the list: oldest run first, or lowest loss first.",
     )
     parser.add_argument(
-        "--format", type=Literal["table", "json"], default="table", help="How to print them."
+        "--format",
+        type=Literal["table", "json"],
+        default="table",
+        help="A table to read, or JSON for programs.",
     )
     return parser
 

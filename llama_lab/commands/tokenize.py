@@ -18,8 +18,8 @@ from llama_lab.errors import UserError
 from llama_lab.parsing import Parser
 
 DESCRIPTION = (
-    "Reads a corpus, splits it, trains or takes the tokenizer, and writes the token store that "
-    "`fit` finds under the same settings (--corpus here is --data.corpus there, and so on)."
+    "Reads a corpus, splits it, trains or loads the tokenizer, and writes the token store. `fit` "
+    "finds this store if it has the same settings (--data.corpus for --corpus here, and so on)."
 )
 JSON_NAMES = (
     "JSON output: corpus, store (its folder), tokenizer (kind, vocab_size), split, documents (null "
@@ -27,7 +27,7 @@ JSON_NAMES = (
     "validation, each with the same five), unseen_in_training and lost (characters, distinct, "
     "examples), longest_documents, overlap, sources (files, documents, empty_documents, "
     "skipped_files, bad_records of each), left_out, noted, begin_of_text (id, name, documents; "
-    "only where such a token stands in front of them), digest."
+    "only if documents begin with such a token), digest."
 )
 
 Notes = list[tuple[str, str]]
@@ -62,9 +62,14 @@ def build_parser(prog: str) -> Parser:
     """The command's flags."""
     parser = Parser(prog=prog, description=f"{DESCRIPTION} {JSON_NAMES}")
     add = parser.add_argument
-    add("--corpus", type=str | list[str], required=True, help="What to read, as in `fit`.")
+    add("--corpus", type=str | list[str], required=True, help="The text to read, as in `fit`.")
     parser.add_class_arguments(TextConfig, skip={"corpus"})
-    add("--format", type=Literal["table", "json"], default="table", help="How to print it.")
+    add(
+        "--format",
+        type=Literal["table", "json"],
+        default="table",
+        help="A table to read, or JSON for programs.",
+    )
     return parser
 
 

@@ -23,13 +23,11 @@ from llama_lab.generation.sampling import SamplingConfig
 from llama_lab.model.settings import is_number, shown
 
 TEMPLATE = "chat_template"
-SAMPLING = ("do_sample", "temperature", "top_k", "top_p")
+SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 USUAL_TOP_K = 50  # what transformers takes where it samples and no top_k is said
 # What else changes which id is chosen there, and the value that changes nothing.
 UNKNOWN_HERE = {
-    "repetition_penalty": 1.0,
     "encoder_repetition_penalty": 1.0,
-    "min_p": 0.0,
     "top_h": None,
     "typical_p": 1.0,
     "epsilon_cutoff": 0.0,
@@ -84,14 +82,17 @@ def sampling_of_folder(
         if not is_number(value) or (key == "top_k" and not isinstance(value, int)):
             kind = "a whole number" if key == "top_k" else "a number"
             raise UserError(f"{where}{key} {shown(value)}: must be {kind}")
-    if not values.get("do_sample", False):
-        return SamplingConfig(temperature=0), unknown
+    penalty = values.get("repetition_penalty", 1)
+    settings: dict[str, Any] = {"repetition_penalty": None if penalty == 1 else penalty}
+    if values.get("do_sample", False):
+        settings["temperature"] = values.get("temperature", 1.0)
+        settings["top_k"] = values.get("top_k", USUAL_TOP_K) or None
+        settings["top_p"] = values.get("top_p")
+        settings["min_p"] = values.get("min_p") or None
+    else:
+        settings["temperature"] = 0
     try:
-        return SamplingConfig(
-            temperature=values.get("temperature", 1.0),
-            top_k=values.get("top_k", USUAL_TOP_K) or None,
-            top_p=values.get("top_p"),
-        ), unknown
+        return SamplingConfig(**settings), unknown
     except (UserError, ValueError) as error:
         raise UserError(f"{where}{error}") from error
 

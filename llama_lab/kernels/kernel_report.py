@@ -14,6 +14,9 @@ from typing import Any
 from llama_lab.errors import UserError
 from llama_lab.kernels.pair_timing import PartResult
 from llama_lab.reports.blocks import Block, Bullets, Chart, Command, Paragraph, Section, Table
+from llama_lab.reports.charts import PageCharts
+from llama_lab.reports.figures import Drawing
+from llama_lab.reports.forest_figure import Interval, ratio_figure
 from llama_lab.reports.markdown import render_markdown
 from llama_lab.reports.pages import render_page
 from llama_lab.reports.study_report import write_texts
@@ -71,19 +74,18 @@ def write_part_report(report: PartReport, folder: Path) -> None:
     """Write the four files.
 
     Raises:
-        UserError: Plotly is not installed.
         RunError: The disk is full or refuses.
     """
     title = f"Study {report.name}"
     contents = sections(report)
     drawn = {size: timed(report.parts, size) for size in report.sizes}
-    charts = {
+    ratios = {
         f"{size}, {family}": ratio_chart([part for part in parts if part.is_same is is_same])
         for size, parts in drawn.items()
         for family, is_same in FAMILIES.items()
     }
     texts = {
-        "report.html": render_page(title, contents, {"arms": [], "ratios": charts}),
+        "report.html": render_page(title, contents, PageCharts({"ratios": ratios})),
         "report.md": render_markdown(title, contents),
         "results.csv": as_csv(report.parts),
         "results.json": as_json(dataclasses.asdict(report), indent=2) + "\n",
@@ -238,19 +240,19 @@ def line(part: PartResult, width: int) -> str:
     )
 
 
-def ratio_chart(parts: Sequence[PartResult]) -> dict[str, Any]:
+def ratio_chart(parts: Sequence[PartResult]) -> Drawing:
     """A row for each pair of writings: its median ratio, interval, outcome, and the turns'."""
     rows = [
-        {
-            "name": part.part,
-            "verdict": part.outcome,
-            "kind": part.outcome,
-            "mean": part.ratio,
-            "low": part.low,
-            "high": part.high,
-            "seeds": part.ratios,
-        }
+        Interval(
+            name=part.part,
+            verdict=part.outcome,
+            kind=part.outcome,
+            mean=part.ratio,
+            low=part.low,
+            high=part.high,
+            each=part.ratios,
+        )
         for part in parts
     ]
     label = "times as fast as the first writing"
-    return {"rows": rows, "label": label, "sides": ["slower", "faster"]}
+    return ratio_figure(rows, label, below="slower", above="faster")

@@ -1,4 +1,4 @@
-"""Causal self-attention with as many key/value heads as the config says.
+"""Causal self-attention: multi-head, grouped-query or multi-query.
 
 B batch, T time, P positions attended to, D model width, H query heads, K key/value heads,
 E head width.
@@ -39,43 +39,45 @@ class AttentionConfig:
     """The heads of every layer's attention."""
 
     n_heads: int = 4
-    """Query heads; where head_dim is null they share the model width, a multiple of this."""
+    """Number of query heads. Unless head_dim is set, dim must be a multiple of it."""
 
     n_kv_heads: int | None = None
-    """Key/value heads, each shared by n_heads / n_kv_heads query heads; null means n_heads
-    (multi-head), 1 is multi-query attention."""
+    """Number of key/value heads, each shared by n_heads / n_kv_heads query heads. Null means
+    n_heads (multi-head attention); 1 is multi-query attention."""
 
     head_dim: int | None = None
-    """Width of one head; null means dim / n_heads. One of its own needs not divide dim."""
+    """Width of one head; null means dim / n_heads. A width that is set here need not divide dim."""
 
     qkv_bias: bool = False
-    """Whether the projections to queries, keys and values, and to the gate, have a bias."""
+    """Add a bias to the projections to queries, keys and values, and to the gate's projection."""
 
     output_bias: bool = False
-    """Whether the projection back to the model width has a bias."""
+    """Add a bias to the projection back to the model width."""
 
     window: int | None = None
-    """Tokens that a token sees in windowed layers, itself included: with 4, itself and the 3 before
-    it (Mistral, Gemma 3); null means all up to itself. From 2 on, and below context_length."""
+    """Number of tokens that a token sees in a windowed layer, itself included: with 4 it sees
+    itself and the 3 tokens before it (Mistral, Gemma 3). Null means that it sees all tokens up to
+    itself. At least 2, and below context_length."""
 
     window_pattern: str | None = None
-    """Which layers are windowed, L (windowed, local) or G (global) for each, from the first layer
-    on and over again, such as LLLLLG; null means all. Refused without a window."""
+    """Which layers are windowed: one letter per layer, L (windowed, local) or G (global), repeated
+    from the first layer to the last, such as LLLLLG. Null means all layers. Refused without a
+    window."""
 
     qk_norm: QKNorm = "none"
-    """What norm.kind normalises on queries and keys, before positions turn them: none, head (each
-    head by itself: Qwen3, Gemma 3) or projection (all heads together: OLMo 2)."""
+    """Normalisation of queries and keys by norm.kind, before they get their positions: none, head
+    (each head alone: Qwen3, Gemma 3) or projection (all heads together: OLMo 2)."""
 
     softcap: float | None = None
-    """Soft limit of the scores, which become softcap · tanh(score / softcap); null means none.
-    Scores that are limited are held in memory, all of them."""
+    """Soft limit of the attention scores, which become softcap · tanh(score / softcap); null means
+    no limit. With a limit, all scores are held in memory."""
 
     sinks: bool = False
-    """Whether each head has a learned logit that takes a share of the attention and gives nothing
-    for it (GPT-OSS). Scores are then held in memory, all of them."""
+    """Give each head a learned logit that takes a share of the attention and adds nothing to the
+    result (GPT-OSS). All scores are then held in memory."""
 
     gate: bool = False
-    """Whether what the heads read is multiplied by a sigmoid of the layer's input (Qwen3-Next)."""
+    """Multiply the output of the heads by a sigmoid of the layer's input (Qwen3-Next)."""
 
     def __post_init__(self) -> None:
         flag = "model.decoder.attention"
@@ -100,57 +102,64 @@ class AttentionConfig:
         )
 
     def check_window(self) -> None:
-        """Refuse a window that is none, and a pattern without a window or a windowed layer."""
+        """Refuse a window of one token, and a pattern without a window or without a windowed
+        layer.
+        """
         flag, pattern = "model.decoder.attention.window_pattern", self.window_pattern
         if self.window is None:
-            refuse_idle(flag, pattern, because="attention.window null leaves every layer global")
+            refuse_idle(flag, pattern, because="attention.window null makes every layer global")
             return
         require_whole("model.decoder.attention.window", self.window)
         require(
             self.window > 1,
-            "--model.decoder.attention.window 1 leaves a token itself alone to look at, so that "
-            "queries and keys would do nothing: give 2 or more",
+            "--model.decoder.attention.window 1 lets each token see only itself, so that queries "
+            "and keys would do nothing: give 2 or more",
         )
         require(
             pattern is None
             or (isinstance(pattern, str) and set(pattern) <= {"L", "G"} and "L" in pattern),
-            f"--{flag} {pattern} is impossible: give letters L (windowed) and G (global), at least "
-            f"one of them L, or set --model.decoder.attention.window null",
+            f"--{flag} {pattern} is impossible: give letters L (windowed) and G (global) with at "
+            f"least one L, or set --model.decoder.attention.window null",
         )
 
     def window_of(self, layer: int) -> int | None:
-        """The window of a layer, counted from 0; ``None`` where it sees all up to itself."""
+        """The window of layer number ``layer``, counted from 0; ``None`` if the layer has no
+        window.
+        """
         pattern = self.window_pattern or "L"
         return self.window if pattern[layer % len(pattern)] == "L" else None
 
     @property
     def kv_heads(self) -> int:
-        """Key/value heads, with the default resolved."""
+        """Number of key/value heads, with the default resolved."""
         return self.n_heads if self.n_kv_heads is None else self.n_kv_heads
 
 
 def split_then_normalise(projected: Tensor, norm: nn.Module, head_dim: int) -> Tensor:
-    """``[B, T, heads · E]`` to heads ``[B, T, heads, E]``, each normalised by itself."""
+    """Split ``[B, T, heads · E]`` into heads ``[B, T, heads, E]`` and normalise each head alone."""
     return norm(projected.unflatten(-1, (-1, head_dim))).to(projected.dtype)
 
 
 def normalise_then_split(projected: Tensor, norm: nn.Module, head_dim: int) -> Tensor:
-    """``[B, T, heads · E]``, normalised as one vector, to heads ``[B, T, heads, E]``."""
+    """Normalise ``[B, T, heads · E]`` as one vector, then split it into heads ``[B, T, heads,
+    E]``.
+    """
     return norm(projected).to(projected.dtype).unflatten(-1, (-1, head_dim))
 
 
 class QKNormParts(NamedTuple):
-    """What a kind is made of."""
+    """The functions of one kind of qk_norm."""
 
     split: Callable[[Tensor, nn.Module, int], Tensor]
     build: Callable[[NormConfig, int, int], nn.Module]
-    """The norm of so many heads of so large a width."""
+    """Build the norm, from its config, the number of heads and the width of a head."""
 
 
-# Henry et al. 2020, arXiv:2010.04245, by length; with a norm and its gain Dehghani et al. 2023,
-# arXiv:2302.05442. The norm is a new one of the config's kind and eps for queries and for keys; by
-# head, all heads share its gain. layernorm centres each query and key as well, and adds its bias.
-# dyt takes no statistics: it bounds the entries of a query or key, but does not fix its length.
+# Source: Henry et al. 2020, arXiv:2010.04245 (normalisation by length); Dehghani et al. 2023,
+# arXiv:2302.05442 (a norm with a gain). Queries and keys each get a new norm of the config's kind
+# and eps; with "head", all heads share its gain. layernorm also centres each query and key, and
+# adds its bias. dyt takes no statistics: it bounds the entries of a query or key, but does not fix
+# its length.
 QK_NORMS: dict[QKNorm, QKNormParts] = {
     "none": QKNormParts(split_then_normalise, lambda *_: nn.Identity()),
     "head": QKNormParts(
@@ -204,7 +213,7 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, positions: TokenPositions, cache: LayerCache | None = None
     ) -> Tensor:
-        """``[B, T, D]`` to ``[B, T, D]``; a cache gives the positions before, and keeps these."""
+        """``[B, T, D]`` to ``[B, T, D]``; a cache adds earlier keys and values, and keeps these."""
         q = positions.rotate(self.split(self.wq(x), self.q_norm, self.head_dim))
         k = positions.rotate(self.split(self.wk(x), self.k_norm, self.head_dim))
         v = self.wv(x).unflatten(-1, (-1, self.head_dim))
@@ -219,14 +228,14 @@ class Attention(nn.Module):
     def dot_product(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        """softmax(q kᵀ / √E + mask) v: ``[B, H, T, E]`` and twice ``[B, K, P, E]`` to the first.
+        """softmax(q kᵀ / √E + mask) v: q ``[B, H, T, E]``, k and v ``[B, K, P, E]``, to q's shape.
 
         Args:
             q: Queries.
             k: Keys.
             v: Values.
-            mask: Fits ``[B, H, T, P]``; true where a token may look, or what scores are added to.
-            is_causal: In place of a mask: token t sees 0 to t.
+            mask: Fits ``[B, H, T, P]``: true for keys that a query may see, or a bias on scores.
+            is_causal: Token t sees tokens 0 to t; there is no mask then.
         """
         return F.scaled_dot_product_attention(
             q,
@@ -239,14 +248,14 @@ class Attention(nn.Module):
         )
 
     def dot_product_in_tiles(self, q: Tensor, k: Tensor, v: Tensor, tiles: BlockMask) -> Tensor:
-        """As :meth:`mix`, under the mask whose tiles are ``tiles``."""
+        """As :meth:`dot_product`, with the mask as tiles."""
         return flex.attend(q, k, v, tiles)
 
 
 class ScoredAttention(Attention, WithStartValues):
-    """Attention that does something with its scores, and so holds them: ``[B, H, T, P]``, float32.
+    """Attention that changes its scores, and so holds them in memory: ``[B, H, T, P]``, float32.
 
-    With ``cap`` they become cap · tanh(score / cap), before any mask or bias of positions (Gemma 2
+    With ``cap``, scores become cap · tanh(score / cap), before any mask or position bias (Gemma 2
     2024, arXiv:2408.00118). With ``sinks`` head h has exp(sinks[h]) added to its softmax's
     denominator, as if there were one more key, of value 0 (Xiao et al. 2023, arXiv:2309.17453,
     whose key is real; GPT-OSS 2025, arXiv:2508.10925, has this form). A sink starts at 0.
@@ -276,7 +285,7 @@ class ScoredAttention(Attention, WithStartValues):
         return mixed.unflatten(2, (self.group, -1)).flatten(1, 2)
 
     def dot_product_in_tiles(self, q: Tensor, k: Tensor, v: Tensor, tiles: BlockMask) -> Tensor:
-        """As in :class:`Attention`, and here no scores are held."""
+        """As in :class:`Attention`; here the scores are not held in memory."""
         return flex.attend(q, k, v, tiles, cap=self.cap, sinks=self.sinks)
 
     def softmax(self, scores: Tensor) -> Tensor:
@@ -288,7 +297,7 @@ class ScoredAttention(Attention, WithStartValues):
 
 
 def masked(scores: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
-    """Scores ``[B, H, T, P]`` as the softmax reads them: masks and biases as fused attention's."""
+    """Scores ``[B, H, T, P]`` under a mask or a bias, which mean the same as in fused attention."""
     if is_causal:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     if mask is None:
@@ -299,7 +308,7 @@ def masked(scores: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
 
 
 def check_heads(dim: int, n_heads: int) -> None:
-    """Refuse a model width that the query heads do not share evenly."""
+    """Refuse a model width that is not a multiple of the number of query heads."""
     require(
         dim % n_heads == 0,
         f"--model.decoder.dim {dim} is not a multiple of --model.decoder.attention.n_heads "
@@ -309,7 +318,7 @@ def check_heads(dim: int, n_heads: int) -> None:
 
 
 def check_head_dim(head_dim: int) -> None:
-    """Refuse a head width of its own whose coordinates rope cannot pair."""
+    """Refuse a head_dim whose coordinates rope cannot pair."""
     require(
         head_dim % 2 == 0,
         f"--model.decoder.attention.head_dim {head_dim} is odd, and "
@@ -321,9 +330,10 @@ def check_head_dim(head_dim: int) -> None:
 def build_attention(
     config: AttentionConfig, dim: int, *, norm: NormConfig, dropout: float
 ) -> Attention:
-    """The attention of vectors of width ``dim`` that ``config`` describes; ``norm`` is qk_norm's.
+    """Build the attention that ``config`` describes, for vectors of width ``dim``; ``norm`` is the
+    norm that qk_norm uses.
 
-    It is fused, and holds no scores, unless something has to be done with them.
+    It is fused, which holds no scores in memory, unless a setting changes the scores.
     """
     holds_scores = config.softcap is not None or config.sinks
     layer: Callable[..., Attention] = Attention

@@ -18,13 +18,13 @@ from llama_lab.model.norms import NormPlacement, build_norm
 
 
 class Block(nn.Module):
-    """The parts that every residual layout arranges; a layout is its norms and its ``forward``."""
+    """The parts that all residual layouts share; a layout chooses its norms and its ``forward``."""
 
     norms: ClassVar[tuple[str, ...]] = ("attention_norm", "feed_forward_norm")
-    """The norms that the layout has, of those below."""
+    """The norms that the layout has, from the four below."""
 
     has_final_norm: ClassVar[bool] = True
-    """Whether the stream that leaves the last layer still has to be normalised."""
+    """Whether the decoder normalises the output of the last layer."""
 
     attention_norm: nn.Module
     attention_post_norm: nn.Module
@@ -44,13 +44,13 @@ class Block(nn.Module):
         self.dropout = build_dropout(config.dropout)
 
     def add_norm(self, name: str, config: DecoderConfig) -> None:
-        """The norm called ``name``, if this layout has it."""
+        """Add the norm called ``name``, if this layout has it."""
         if name in self.norms:
             self.add_module(name, build_norm(config.norm, config.dim))
 
 
 class PreNormBlock(Block):
-    """Sublayers read a normalised copy; the stream itself runs through untouched.
+    """Sublayers read a normalised copy of the stream; the stream itself is not normalised.
 
         x ──┬──────────────────────────────(+)──┬─────────────────────────────────(+)── y
             └─ norm ─ attention ─ dropout ──┘   └─ norm ─ feed-forward ─ dropout ──┘
@@ -86,7 +86,7 @@ class PostNormBlock(Block):
 
 
 class SandwichNormBlock(Block):
-    """As pre, and what a sublayer adds to the stream is normalised as well.
+    """As pre, and the output of each sublayer is normalised as well.
 
         x ──┬─────────────────────────────────────(+)──┬──────────────────────────────(+)── y
             └─ norm ─ attention ─ norm ─ dropout ──┘   └─ the same of feed-forward ────┘
@@ -112,7 +112,7 @@ class SandwichNormBlock(Block):
 
 
 class ReorderedNormBlock(Block):
-    """Sublayers read the stream as it is; what they add to it is normalised.
+    """Sublayers read the stream itself; their output is normalised.
 
         x ──┬──────────────────────────────(+)──┬─────────────────────────────────(+)── y
             └─ attention ─ norm ─ dropout ──┘   └─ feed-forward ─ norm ─ dropout ──┘
@@ -138,7 +138,7 @@ class ParallelBlock(Block):
             └─────────────────────────────────────┘
 
     The one norm is ``attention_norm``. Source: GPT-J (Wang & Komatsuzaki 2021); PaLM (Chowdhery et
-    al. 2022, arXiv:2204.02311). GPT-NeoX has a norm for each of the two, which this is not.
+    al. 2022, arXiv:2204.02311). GPT-NeoX differs: it has one norm for each sublayer.
     """
 
     norms = ("attention_norm",)
@@ -162,5 +162,7 @@ BLOCKS: dict[NormPlacement, type[Block]] = {
 
 
 def build_dropout(probability: float) -> nn.Module:
-    """Dropout (Srivastava et al. 2014), or nothing at all: at 0 it would still copy its input."""
+    """Dropout (Srivastava et al. 2014), or the identity at 0, where dropout would copy its
+    input.
+    """
     return nn.Dropout(probability) if probability > 0 else nn.Identity()

@@ -1,4 +1,4 @@
-"""The architecture as settings, and the rules of the settings of several parts together."""
+"""Settings of the architecture, and the rules that hold between its parts."""
 
 from __future__ import annotations
 
@@ -27,46 +27,47 @@ from llama_lab.model.settings import (
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
-    """The architecture; the defaults are a small LLaMA."""
+    """The architecture of the model; the defaults give a small LLaMA."""
 
     dim: int = 128
     """Width of the residual stream."""
 
     n_layers: int = 4
-    """Layers, each an attention and a feed-forward."""
+    """Number of layers; each layer has an attention and a feed-forward."""
 
     context_length: int = 128
-    """Tokens that the model is trained to see at once."""
+    """Number of tokens that the model sees at once in training."""
 
     vocab_size: int | None = None
-    """Tokens that the model knows; null means as many as the tokenizer has."""
+    """Number of tokens in the vocabulary; null means as many as the tokenizer has."""
 
     tie_embeddings: bool = False
-    """Whether the output head is the token embedding itself, one tensor in two places."""
+    """Use the token embedding as the output head too, so that both are one tensor."""
 
     embedding_scale: bool = False
-    """Whether token embeddings are multiplied by sqrt(dim) on the way in, as in 2017."""
+    """Multiply the token embeddings by sqrt(dim), as the 2017 Transformer does."""
 
     token_shift: bool = False
-    """Whether a learned share of the embedding before is added to each token's, a share a channel
-    (a part of RWKV's token shift), so that pairs of tokens are known before any attention."""
+    """Add a learned share of the previous token's embedding to each embedding, one share per
+    channel (a part of RWKV's token shift), so that the model knows pairs of tokens before any
+    attention."""
 
     logit_softcap: float | None = None
     """Soft limit of the logits, which become cap · tanh(logit / cap), in training too (Gemma 2);
-    null means none."""
+    null means no limit."""
 
     dropout: float = 0.0
-    """Probability, while training, of dropping an embedding's, a sublayer's or an attention
-    weight's entry; from 0 up to, not including, 1."""
+    """Probability of dropout in training, on embeddings, on the outputs of sublayers and on
+    attention weights: at least 0 and below 1."""
 
     norm: NormConfig = field(default_factory=NormConfig)
-    """The normalisation of every layer, and its place around the sublayers."""
+    """The normalisation in every layer, and its place around the sublayers."""
 
     position: PositionConfig = field(default_factory=PositionConfig)
-    """How the model knows the order of the tokens."""
+    """The position encoding: how the model knows the order of the tokens."""
 
     attention: AttentionConfig = field(default_factory=AttentionConfig)
-    """The heads of every layer's attention."""
+    """The attention heads of every layer."""
 
     feed_forward: FeedForwardConfig = field(default_factory=FeedForwardConfig)
     """The feed-forward sublayer of every layer."""
@@ -103,16 +104,16 @@ class DecoderConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> DecoderConfig:
-        """The inverse of ``dataclasses.asdict``; what is absent keeps its default.
+        """The inverse of ``dataclasses.asdict``; a missing key keeps its default.
 
         Raises:
-            SettingError: An unknown key, or a value that the config refuses.
+            SettingError: A key is unknown, or the config refuses a value.
         """
         return from_mapping(cls, values, flag="model.decoder")
 
 
 def layer_kinds(config: DecoderConfig) -> list[LayerKind]:
-    """One :class:`LayerKind` a layer, from the first layer on."""
+    """One :class:`LayerKind` per layer, from the first layer on."""
     every = config.position.nope_every
     return [
         LayerKind(config.attention.window_of(i), every is None or (i + 1) % every != 0)
@@ -121,7 +122,7 @@ def layer_kinds(config: DecoderConfig) -> list[LayerKind]:
 
 
 def check_layers(config: DecoderConfig) -> None:
-    """Refuse settings of windows and positions that would do nothing in these layers."""
+    """Refuse settings of windows and positions that would do nothing in any layer."""
     attention, position = config.attention, config.position
     flag = "model.decoder.attention.window"
     if attention.window is not None and attention.window >= config.context_length:
@@ -129,19 +130,19 @@ def check_layers(config: DecoderConfig) -> None:
         refuse_idle(flag, attention.window, because=because)
     if all(kind.window is None for kind in layer_kinds(config)):
         because = (
-            f"attention.window_pattern {attention.window_pattern} has its first L after n_layers "
+            f"attention.window_pattern {attention.window_pattern} has no L within n_layers "
             f"{config.n_layers}"
         )
         refuse_idle(flag, attention.window, because=because)
     if position.nope_every is not None and position.nope_every > config.n_layers:
-        because = f"n_layers {config.n_layers} is less"
+        because = f"n_layers {config.n_layers} is smaller"
         refuse_idle("model.decoder.position.nope_every", position.nope_every, because=because)
     if position.kind == "rope":
         check_rope(config)
 
 
 def check_rope(config: DecoderConfig) -> None:
-    """Refuse what rope cannot do with these heads, or what no layer would use."""
+    """Refuse settings of rope that these heads cannot have, or that no layer would use."""
     position = config.position
     flag = "model.decoder.position"
     width = rotated_width(config.head_dim, position.rope_fraction)
@@ -150,12 +151,14 @@ def check_rope(config: DecoderConfig) -> None:
         return
     windows = {kind.window for kind in layer_kinds(config) if kind.has_position}
     if windows <= {None}:
-        because = "attention.window null leaves every layer global"
+        because = "attention.window null makes every layer global"
         if config.attention.window is not None:
-            because = f"nope_every {position.nope_every} takes every windowed layer"
+            because = (
+                f"nope_every {position.nope_every} removes positions from every windowed layer"
+            )
         refuse_idle(f"{flag}.rope_local_theta", position.rope_local_theta, because=because)
     if None not in windows:
-        because = f"rope_local_theta {position.rope_local_theta} serves every rotated layer"
+        because = f"rope_local_theta {position.rope_local_theta} replaces it in every layer"
         refuse_idle(f"{flag}.rope_theta", position.rope_theta, because=because)
         require(
             position.rope_scaling.kind == "none",

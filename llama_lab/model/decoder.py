@@ -28,8 +28,8 @@ class TokenEmbedding(nn.Embedding):
     """weight[token]: tokens ``[B, T]`` to ``[B, T, D]``."""
 
     def reset_parameters(self) -> None:
-        # Until `initialise` draws the real ones. The parent's normal_ would import sympy on `meta`,
-        # which takes seconds that whoever only counts parameters would wait for.
+        # These hold until `initialise` draws the real ones. On `meta`, the parent's normal_ would
+        # import sympy, and a command that only counts parameters would wait seconds for it.
         nn.init.uniform_(self.weight, -0.02, 0.02)
 
 
@@ -47,8 +47,9 @@ class ScaledEmbedding(TokenEmbedding):
 class TokenShift(WithStartValues):
     """x_t + weight · x_(t-1), channel by channel; weights start at 0.
 
-    Source: Peng et al. 2023 (RWKV), arXiv:2305.13048, section 3.1, whose layers each mix a token
-    with the one before; here the embeddings alone are mixed, which takes no memory of its own.
+    Source: Peng et al. 2023 (RWKV), arXiv:2305.13048, section 3.1. There, every layer mixes a token
+    with the one before it; here only the embeddings are mixed, which needs no extra memory in
+    generation.
     """
 
     starts = MappingProxyType({"weight": 0.0})
@@ -62,8 +63,9 @@ class TokenShift(WithStartValues):
 
         Args:
             x: Embeddings.
-            before: Of the token that stands before the first ``[B, 1, D]``; ``None`` for none.
-            begins: Where a document begins, which has none before it either ``[B, T]``.
+            before: Embedding of the token before the first one ``[B, 1, D]``, or ``None``.
+            begins: True for tokens that begin a document, and so have no token before them ``[B,
+                T]``.
         """
         first = x.new_zeros(x.size(0), 1, x.size(2)) if before is None else before
         previous = torch.cat((first, x[:, :-1]), dim=1)
@@ -73,7 +75,8 @@ class TokenShift(WithStartValues):
 
 
 class Decoder(nn.Module):
-    """Embedding, positions, layers, final norm where the placement has one, head.
+    """A decoder: embedding, positions, layers, a final norm where the placement has one, and a
+    head.
 
     With ``tie_embeddings`` the head is the embedding (Press & Wolf 2017, arXiv:1608.05859), and
     ``embedding.weight`` is the only tensor of the two. Built on ``meta``, the decoder works after
@@ -87,7 +90,7 @@ class Decoder(nn.Module):
         super().__init__()
         require(
             config.vocab_size is not None,
-            "--model.decoder.vocab_size null leaves the embedding without a size: set it",
+            "--model.decoder.vocab_size null gives the embedding no size: set a number",
         )
         assert config.vocab_size is not None
         self.config = config
@@ -122,18 +125,18 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """Tokens ``[B, T]`` to hidden states ``[B, T, D]``, after the final norm.
 
-        With ``documents``, a number for each token ``[B, T]`` that changes where a document begins,
-        each document is read as if it were alone. A text begins at place 0 either way, also in the
-        middle of a document. Not with a cache.
+        With ``documents``, one number per token ``[B, T]`` that changes where a document begins,
+        each document is read as if it were alone. Without it, the whole row is one text from
+        position 0. It does not go together with a cache.
 
-        With a cache, the tokens follow those that it holds, and are held by it afterwards. Where
-        positions depend on the length of the text (rope_scaling dynamic, past the original
-        context), they are read anew with all before them: what the layers made of those is no
-        longer what they would make of them now.
+        With a cache, the tokens follow those that it holds, and the cache keeps them too. Where
+        positions depend on the length of the text (rope_scaling dynamic, beyond the original
+        context), all tokens are computed again, because the cached keys and values are no longer
+        valid.
 
         Raises:
-            SettingError: Learned positions do not reach so far.
-            ValueError: The cache is too short, or made for another batch size.
+            SettingError: The text is longer than the learned positions.
+            ValueError: The cache is too short, or was made for another batch size.
         """
         return self.final_norm(self.read(tokens, cache=cache, documents=documents))
 
@@ -144,20 +147,23 @@ class Decoder(nn.Module):
         cache: DecoderCache | None = None,
         documents: Tensor | None = None,
     ) -> Tensor:
-        """Tokens ``[B, T]`` to what the last layer gives ``[B, T, D]``, before the final norm."""
+        """Tokens ``[B, T]`` to the output of the last layer ``[B, T, D]``, before the final
+        norm.
+        """
         n_tokens = tokens.size(1)
         past = 0 if cache is None else cache.length
+        apart = None if documents is None else Documents.of(documents)
+        before = None
         if cache is not None:
             cache.require_room(*tokens.shape)
-            cache.tokens[:, past : past + n_tokens] = tokens
+            apart, before = cache.documents, cache.last_tokens
+            cache.write(tokens)
             if not self.layer_positions.stays_valid(past, n_tokens):
                 cache.reset()
                 return self.read(cache.tokens[:, : past + n_tokens], cache=cache)[:, past:]
 
-        apart = None if documents is None else Documents.of(documents)
         x = self.embedding(tokens)
         if self.token_shift is not None:
-            before = None if cache is None or past == 0 else cache.tokens[:, past - 1 : past]
             begins = None if apart is None else apart.offsets == 0
             x = self.token_shift(x, None if before is None else self.embedding(before), begins)
         if apart is None:
@@ -182,10 +188,10 @@ class Decoder(nn.Module):
         z_loss: float = 0.0,
         documents: Tensor | None = None,
     ) -> Tensor:
-        """The loss of tokens and the targets that follow them, both ``[B, T]``, in nats.
+        """The loss in nats of tokens ``[B, T]`` and of the targets that follow them ``[B, T]``.
 
-        A document's last token is scored on the next one's first, with ``documents`` as without:
-        so the two count the same targets.
+        With and without ``documents``, the last token of a document is scored on the first token of
+        the next one, so that both count the same targets.
         """
         x = self.read(tokens, documents=documents)
         return self.finish(x, targets, reduction=reduction, z_loss=z_loss)
@@ -198,7 +204,7 @@ class Decoder(nn.Module):
         reduction: Literal["mean", "sum"],
         z_loss: float = 0.0,
     ) -> Tensor:
-        """The loss of what :meth:`read` gave ``[B, T, D]``."""
+        """The loss of the hidden states ``[B, T, D]`` that :meth:`read` returned."""
         return self.loss(self.final_norm(x), targets, reduction=reduction, z_loss=z_loss)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -219,5 +225,5 @@ class Decoder(nn.Module):
 
     @property
     def head_weight(self) -> Tensor:
-        """``[V, D]``: the head's weight, the embedding's when tied."""
+        """The head's weight ``[V, D]``; it is the embedding's weight if they are tied."""
         return self.embedding.weight if self.config.tie_embeddings else self.head.weight

@@ -1,7 +1,7 @@
-"""Devices: the one that this machine computes on best, and what a device can do.
+"""Devices: the best one of this machine, and what a device can do.
 
-A device is asked by trying, once in a process, and never by its name: a name says nothing of a
-device that came later, nor of an older one of the same kind.
+A capability is found by trying it, once per process, and never by the device's name: a name tells
+nothing about a newer device, or about an older one of the same kind.
 """
 
 import warnings
@@ -28,32 +28,34 @@ def holds_float64(device: torch.device) -> bool:
 
 
 def multiplies(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the device multiplies matrices of this type: Metal learnt bfloat16 with macOS 14."""
+    """Whether the device multiplies matrices of this type; Metal can for bfloat16 since macOS
+    14.
+    """
     return _succeeds(_multiply, device, dtype)
 
 
 def lowers_products(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether autocast makes products of float32 matrices be in ``dtype`` on the device.
+    """Whether autocast computes products of float32 matrices in ``dtype`` on the device.
 
-    Where it cannot, torch raises, or warns and leaves them in float32.
+    If it cannot, torch raises an error, or warns and keeps float32.
     """
     return _succeeds(_multiply_lowered, device, dtype)
 
 
 def fuses_adamw(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the device has AdamW as one kernel for weights of this type."""
+    """Whether the device has a fused AdamW kernel for weights of this type."""
     return _succeeds(_step_fused, device, dtype)
 
 
 def scales_gradients(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the device undoes the scale that float16's small gradients are multiplied by."""
+    """Whether the device can undo the scaling of gradients that float16 needs."""
     return _succeeds(_unscale, device, dtype)
 
 
 def pins_memory(device: torch.device) -> bool:
-    """Whether torch's loader can hold batches where the device reads them without the CPU.
+    """Whether torch's loader can pin memory, which the device reads without the CPU.
 
-    Metal is told by name, as the loader does that too: it would not pin for it, and warn.
+    Metal is recognised by its name, as in the loader, which warns there and does not pin.
     """
     if answers_at_once(device) or device.type == "mps":
         return False
@@ -61,21 +63,23 @@ def pins_memory(device: torch.device) -> bool:
 
 
 def answers_at_once(device: torch.device) -> bool:
-    """Whether work is done when its call returns, so that reading a result waits for nothing.
+    """Whether a call returns only when its work is done, so that reading a result never waits.
 
-    This is told by name, as it cannot be tried: of all devices the CPU alone works so.
+    This is decided by the name, because it cannot be tried: only the CPU works like this.
     """
     return device.type == "cpu"
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait until the device has done what it was given."""
+    """Wait until the device has finished its work."""
     if not answers_at_once(device):
         torch.accelerator.synchronize(device)
 
 
 def device_function(device: torch.device, name: str) -> Callable[..., Any] | None:
-    """A function of the device's module in torch, such as ``torch.cuda.empty_cache``, if there."""
+    """A function of the device's module in torch, such as ``torch.cuda.empty_cache``, or
+    ``None``.
+    """
     found: Callable[..., Any] | None = getattr(torch.get_device_module(device), name, None)
     return found
 
@@ -87,7 +91,7 @@ def _succeeds(trial: Callable[..., bool], device: torch.device, dtype: torch.dty
         try:
             return trial(device, dtype)
         except torch.OutOfMemoryError:
-            raise  # says nothing of the device
+            raise  # this says nothing about the device's abilities
         except (RuntimeError, TypeError, NotImplementedError, AssertionError):
             return False
 

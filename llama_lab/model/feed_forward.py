@@ -50,23 +50,23 @@ class FeedForwardConfig:
     (LLaMA)."""
 
     bias: bool = False
-    """Whether its projections have a bias."""
+    """Add a bias to the projections of the feed-forward."""
 
     hidden_dim: int | None = None
-    """Hidden width; null means 4 dim, or when gated int(dim_multiplier · int(8 dim / 3)), rounded
-    up to multiple_of."""
+    """Hidden width. Null means 4 · dim for a plain kind; for a gated kind it means
+    int(dim_multiplier · int(8 · dim / 3)), rounded up to multiple_of."""
 
     multiple_of: int | None = None
-    """What a gated kind's hidden width is rounded up to; null means 32. Refused for plain kinds and
-    beside hidden_dim."""
+    """A gated kind's hidden width is rounded up to a multiple of this number; null means 32.
+    Refused for plain kinds and together with hidden_dim."""
 
     dim_multiplier: float | None = None
     """Factor on a gated kind's hidden width before rounding; null means 1. Refused for plain kinds
-    and beside hidden_dim."""
+    and together with hidden_dim."""
 
     swish_beta: SwishBeta | None = None
-    """The beta of x · sigmoid(beta · x): fixed (1) or learned (one number a layer, from 1 on); null
-    means fixed. Refused unless the kind is silu or swiglu."""
+    """The beta of x · sigmoid(beta · x): fixed (always 1) or learned (one number per layer, which
+    starts at 1); null means fixed. Refused unless the kind is silu or swiglu."""
 
     def __post_init__(self) -> None:
         flag = "model.decoder.feed_forward"
@@ -76,14 +76,14 @@ class FeedForwardConfig:
             require_whole(f"{flag}.hidden_dim", self.hidden_dim)
         because = None
         if not FEED_FORWARDS[self.kind].layer.is_gated:
-            because = f"feed_forward.kind {self.kind} is plain, and 4 dim wide"
+            because = f"feed_forward.kind {self.kind} is plain, so its width is 4 dim"
         elif self.hidden_dim is not None:
-            because = f"feed_forward.hidden_dim {self.hidden_dim} settles the width"
+            because = f"feed_forward.hidden_dim {self.hidden_dim} already sets the width"
         if because is not None:
             refuse_idle(f"{flag}.multiple_of", self.multiple_of, because=because)
             refuse_idle(f"{flag}.dim_multiplier", self.dim_multiplier, because=because)
         if FEED_FORWARDS[self.kind].activation is not F.silu:
-            because = f"feed_forward.kind {self.kind} has no Swish"
+            because = f"feed_forward.kind {self.kind} does not use Swish"
             refuse_idle(f"{flag}.swish_beta", self.swish_beta, because=because)
         if self.swish_beta is not None:
             require_choice(f"{flag}.swish_beta", self.swish_beta, SwishBeta)
@@ -93,7 +93,7 @@ class FeedForwardConfig:
             require_positive(f"{flag}.dim_multiplier", self.dim_multiplier)
 
     def width(self, dim: int) -> int:
-        """The hidden width F beside a model width of ``dim``."""
+        """The hidden width F for a model width of ``dim``."""
         if self.hidden_dim is not None:
             return self.hidden_dim
         if not FEED_FORWARDS[self.kind].layer.is_gated:
@@ -164,12 +164,12 @@ class LearnedSwish(WithStartValues):
         self.beta = self.start("beta", 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of any shape, to the same."""
+        """``x`` of any shape, to the same shape."""
         return x * torch.sigmoid(self.beta.to(x.dtype) * x)
 
 
 class FeedForwardParts(NamedTuple):
-    """What a kind is made of."""
+    """The layer and the activation of one kind."""
 
     layer: type[PlainFeedForward]
     activation: Activation
@@ -201,7 +201,7 @@ SWISH_BETAS: dict[SwishBeta, Callable[[], Activation]] = {
 
 
 def build_feed_forward(config: FeedForwardConfig, dim: int) -> PlainFeedForward:
-    """The feed-forward of vectors of width ``dim`` that ``config`` describes."""
+    """Build the feed-forward that ``config`` describes, for vectors of width ``dim``."""
     layer, activation = FEED_FORWARDS[config.kind]
     if config.swish_beta is not None:
         activation = SWISH_BETAS[config.swish_beta]()

@@ -1,4 +1,4 @@
-"""A window on CUDA, by flex attention: one kernel that visits only those tiles that a window shows.
+"""Windowed attention on CUDA with flex attention: one kernel that computes only visible tiles.
 
 B batch, T time, H query heads, K key/value heads, E head width, W window.
 
@@ -21,14 +21,14 @@ from torch.nn.attention.flex_attention import BlockMask
 from llama_lab.model.softcap import softcap
 
 TILE = 128
-"""Queries and keys on a tile's sides."""
+"""Number of queries, and of keys, in a tile."""
 
 
 def serves_heads(head_dim: int, dropout: float) -> bool:
-    """Whether flex attention may stand in for blocks in layers of such heads, on this machine.
+    """Whether this machine can use flex attention in layers with such heads, instead of blocks.
 
-    It knows no dropout of weights, and its tiles are of powers of two. What is asked of torch came
-    with 2.9; Triton makes the kernels, and needs a C compiler for that.
+    It has no dropout of attention weights, and its tiles need a width that is a power of two. It
+    needs torch 2.9 or newer, Triton, and a C compiler, with which Triton makes the kernels.
     """
     compilers = (os.environ.get("CC"), "cc", "gcc", "clang")
     return (
@@ -41,13 +41,13 @@ def serves_heads(head_dim: int, dropout: float) -> bool:
 
 
 def serves_text(past: int, length: int, device: torch.device) -> bool:
-    """Whether it then does so for ``length`` tokens that follow ``past`` others.
+    """Whether flex attention is used for ``length`` tokens that follow ``past`` others.
 
-    A kernel is compiled for the lengths that come, so only training, where they are alike, waits
-    for one: without gradients, blocks serve as well. Texts fill their tiles.
+    A kernel is compiled for each length. Only training, where all lengths are equal, waits for
+    that; without gradients, blocks are as good. The text must fill its tiles.
 
-    CUDA is told by name: to try another device would be to compile a kernel there, and that this
-    kernel is the faster one was measured on CUDA alone.
+    CUDA is recognised by its name: trying another device would compile a kernel there, and only on
+    CUDA was this kernel measured to be faster.
     """
     return (
         device.type == "cuda"
@@ -60,10 +60,10 @@ def serves_text(past: int, length: int, device: torch.device) -> bool:
 
 @lru_cache(maxsize=16)
 def sliding_tiles(window: int, length: int, device: torch.device) -> BlockMask:
-    """The tiles of T × T scores that tokens see, which are themselves and W - 1 before them.
+    """The tiles of the T × T scores in which a token sees itself and the W - 1 tokens before it.
 
-    It is worked out tile by tile: ``create_block_mask`` would hold the T × T mask that a window is
-    there to avoid. Those that are seen in full are not masked again.
+    The tiles are computed directly: ``create_block_mask`` would hold the T × T mask, which a window
+    is meant to avoid. Tiles that are fully visible are not masked again.
     """
     positions = torch.arange(length // TILE, device=device)
     nearest = TILE * (positions[:, None] - positions) - (TILE - 1)
@@ -80,7 +80,9 @@ def sliding_tiles(window: int, length: int, device: torch.device) -> BlockMask:
 
 
 def listed(tiles: Tensor) -> tuple[Tensor, Tensor]:
-    """How many tiles of each row are true, ``[1, 1, rows]``, and which, these first."""
+    """Number of true tiles per row ``[1, 1, rows]``, and their indices, before those of the
+    others.
+    """
     order = tiles.int().argsort(dim=-1, descending=True, stable=True)
     return tiles.sum(-1, dtype=torch.int32)[None, None], order.int()[None, None]
 
@@ -94,11 +96,11 @@ def attend(
     cap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """softmax(q kᵀ / √E, where ``tiles`` show it) v: ``[B, H, T, E]`` and twice ``[B, K, T, E]`` to
-    the first.
+    """softmax(q kᵀ / √E + mask) v, with the mask as tiles: q ``[B, H, T, E]``, k and v
+    ``[B, K, T, E]``, to q's shape.
 
-    Scores are limited to ±``cap``. A sink, ``[H]``, adds exp(sink) to the softmax's denominator Z;
-    what was divided by Z alone is multiplied by Z / (Z + exp(sink)) = σ(log Z - sink).
+    Scores are limited to ±``cap``. A sink ``[H]`` adds exp(sink) to the softmax's denominator Z.
+    The kernel divides by Z, so its result is multiplied by Z / (Z + exp(sink)) = σ(log Z - sink).
     """
     settings: dict[str, Any] = {
         "score_mod": None if cap is None else capped(cap),
@@ -112,7 +114,7 @@ def attend(
 
 
 def capped(cap: float) -> Callable[..., Tensor]:
-    """The change of a score, as flex attention asks for it."""
+    """The soft limit of a score, in the form that flex attention asks for."""
 
     def change(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return softcap(score, cap)
@@ -121,13 +123,15 @@ def capped(cap: float) -> Callable[..., Tensor]:
 
 
 def kernel() -> Callable[..., Any]:
-    """Flex attention, compiled; within something that is being compiled it is so with the rest."""
+    """Flex attention, compiled; inside code that is being compiled, it is compiled with that
+    code.
+    """
     plain: Callable[..., Any] = flex.flex_attention
     return plain if torch.compiler.is_compiling() else compiled()
 
 
 @cache
 def compiled() -> Callable[..., Any]:
-    """Made on demand: the compiler takes seconds to import."""
+    """Compile flex attention when it is first needed: the compiler takes seconds to import."""
     made: Callable[..., Any] = torch.compile(flex.flex_attention)
     return made

@@ -1,4 +1,4 @@
-"""First values of the parameters: a scheme for matrices and tables, declared values for others."""
+"""Initial values of the parameters: schemes for matrices and tables, declared values for others."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ InitKind = Literal["normal", "depth_scaled", "xavier", "zero_output"]
 # The matrices whose result is added to the residual stream.
 WRITERS = (".attention.wo.weight", ".feed_forward.down.weight")
 HEAD = "head.weight"
-# One vector a token or a place; the head's vectors score the tokens that the embedding's stand for.
+# Tables with one vector per token or position. The head counts as one: its vectors score tokens.
 TABLES = ("embedding.weight", "position_embedding.weight", HEAD)
 
 
@@ -24,9 +24,10 @@ class InitConfig:
     """The weights that training starts from."""
 
     kind: InitKind = "normal"
-    """normal (every matrix from N(0, std²)), depth_scaled (the same, but the two a layer that write
-    into the residual stream from N(0, std² / (2 n_layers)): GPT-2), zero_output (the same, but
-    those two and an untied head 0) or xavier (uniform, by the matrix's own size: 2017)."""
+    """normal (every matrix from N(0, std²)), depth_scaled (like normal, but the two matrices per
+    layer that write into the residual stream from N(0, std² / (2 n_layers)): GPT-2), zero_output
+    (like normal, but those two matrices and an untied head are 0) or xavier (uniform, scaled by the
+    matrix's own size: 2017)."""
 
     std: float | None = None
     """Standard deviation of the matrices and embeddings; null means 0.02. Refused with xavier."""
@@ -34,25 +35,25 @@ class InitConfig:
     def __post_init__(self) -> None:
         require_choice("model.decoder.init.kind", self.kind, InitKind)
         if self.kind == "xavier":
-            because = "init.kind xavier draws by each matrix's own size"
+            because = "init.kind xavier uses each matrix's own size"
             refuse_idle("model.decoder.init.std", self.std, because=because)
         if self.std is not None:
             require_positive("model.decoder.init.std", self.std)
 
 
 class WithStartValues(nn.Module):
-    """A module with parameters that start at a value of their own, whatever the scheme.
+    """A module that declares start values for some of its parameters, whatever the scheme is.
 
-    Gains, temperatures and the like are no matrices, and their shape does not tell their start. The
-    class declares it, once for construction and for ``initialise``, which also meets
-    parameters that ``to_empty`` has left without a value.
+    Gains, temperatures and similar parameters are not matrices, and their shape does not show how
+    they should start. The class declares the value once, for construction and for ``initialise``,
+    which also fills parameters that ``to_empty`` left without a value.
     """
 
     starts: ClassVar[Mapping[str, float]] = MappingProxyType({})
-    """Start by the parameter's name in this module."""
+    """Start value of each parameter, by its name in this module."""
 
     def start(self, name: str, *shape: int) -> nn.Parameter:
-        """The parameter called ``name``, at its start."""
+        """The parameter called ``name``, filled with its start value."""
         return nn.Parameter(torch.full(shape, self.starts[name]))
 
 
@@ -72,14 +73,15 @@ class NormalInit:
         return unit.mul_(self.std_of(name, shape))
 
     def std_of(self, name: str, shape: torch.Size) -> float:
-        """Standard deviation of the matrix called ``name``."""
+        """Standard deviation for the matrix called ``name``."""
         return self.std
 
 
 class DepthScaledInit(NormalInit):
-    """As normal, but what 2 n_layers sublayers add to the residual stream has variance 1 in sum.
+    """As normal, but the 2 n_layers sublayers together add variance 1 to the residual stream.
 
-    Their std is divided by √(2 n_layers). Source: GPT-2 (Radford et al. 2019), section 2.3.
+    The std of their output matrices is divided by √(2 n_layers). Source: GPT-2 (Radford et al.
+    2019), section 2.3.
     """
 
     def std_of(self, name: str, shape: torch.Size) -> float:
@@ -108,8 +110,9 @@ class XavierInit(NormalInit):
 
 
 class ZeroOutputInit(NormalInit):
-    """As normal, but every layer starts as the identity and every token as likely: what writes into
-    the residual stream is 0, and so is the head. A tied head is the embedding and stays normal.
+    """As normal, but the matrices that write into the residual stream and the head are 0: every
+    layer starts as the identity, and all tokens are equally likely. A tied head is the embedding,
+    and stays normal.
 
     Source: Zhang et al. 2019, arXiv:1901.09321, rule 1; for the head also Yang et al. 2022,
     arXiv:2203.03466.
@@ -130,5 +133,5 @@ INITS: dict[InitKind, type[NormalInit]] = {
 
 
 def build_init(config: InitConfig, n_layers: int) -> NormalInit:
-    """The scheme that ``config`` describes, for a decoder of ``n_layers`` layers."""
+    """Build the scheme that ``config`` describes, for a decoder of ``n_layers`` layers."""
     return INITS[config.kind](0.02 if config.std is None else config.std, n_layers)

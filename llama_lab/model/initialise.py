@@ -1,8 +1,8 @@
 """The weights that training starts from.
 
-Each tensor is drawn from a generator of its own, seeded by the run's seed and the tensor's name.
-Two models that share a tensor (same name, same shape) therefore share its first value, whatever
-else differs between them, and whatever device or precision they are on.
+Each tensor is drawn from its own generator, whose seed follows from the run's seed and the tensor's
+name. Two models that share a tensor (same name, same shape) therefore share its initial value,
+whatever else differs between them, on any device and in any precision.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ def initialise(
 ) -> None:
     """Give every parameter of ``decoder`` its first value; a tied tensor once.
 
-    What a module declares in ``starts`` gets that value, every other bias 0, and the matrices and
+    A value that a module declares in ``starts`` comes first. Every other bias is 0. Matrices and
     tables are drawn by the config's scheme.
 
     Args:
@@ -31,7 +31,7 @@ def initialise(
         put: Gives a parameter its value; another one is needed where parameters are divided.
 
     Raises:
-        LookupError: A parameter is neither, and its module declares no start.
+        LookupError: A parameter is not a bias, a matrix or a table, and has no declared value.
     """
     scheme = build_init(decoder.config.init, decoder.config.n_layers)
     for path, module in decoder.named_modules():
@@ -43,7 +43,7 @@ def initialise(
             elif parameter.dim() == 2:
                 put(parameter, scheme.draw(name, parameter.shape, seeded_generator(seed, name)))
             else:
-                raise LookupError(f"{name} is no matrix, and its module declares no start")
+                raise LookupError(f"{name} is not a matrix, and its module declares no start value")
 
 
 def seeded_generator(seed: int, name: str) -> torch.Generator:

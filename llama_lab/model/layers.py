@@ -1,4 +1,4 @@
-"""The properties in which the layers of one decoder differ."""
+"""The properties in which layers of one decoder can differ."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 
 class LayerKind(NamedTuple):
-    """How a layer's attention looks at the text; layers of one kind share what they know of it."""
+    """The window and the positions of a layer's attention; layers of one kind share both."""
 
     window: int | None
-    """Tokens that a token sees, itself included; ``None`` means all up to itself."""
+    """Number of tokens that a token sees, itself included; ``None`` means all up to itself."""
 
     has_position: bool
-    """Whether the layer's attention is told positions, where the position's kind does so. Layers
-    without between layers with: Yang et al. 2025, arXiv:2501.18795."""
+    """Whether the layer's attention gets positions, if the position's kind gives any. Some layers
+    may be without: Yang et al. 2025, arXiv:2501.18795."""

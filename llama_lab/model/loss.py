@@ -1,4 +1,4 @@
-"""Next-token cross-entropy that need not hold all logits.
+"""Next-token cross-entropy that does not need to hold all logits in memory.
 
 N targets (or B texts of T), D model width, V vocabulary.
 """
@@ -15,10 +15,10 @@ from torch.nn import functional as F
 from llama_lab.model.softcap import softcap, softcap_gradient
 
 IGNORE = -100
-"""The target that is not scored."""
+"""A target with this value is not scored."""
 
 LOGITS_BUDGET = 2**27
-"""Logits that may exist at once, in elements: 512 MiB in float32."""
+"""Number of logits that may exist at once: 512 MiB in float32."""
 
 
 def next_token_loss(
@@ -33,8 +33,8 @@ def next_token_loss(
     """-log softmax(hidden · head_weightᵀ)[target], over the targets that are not ``IGNORE``.
 
     With ``cap`` the logits become cap · tanh(logit / cap) before the softmax. With ``z_loss`` the
-    gradient, and it alone, is that of this value and of z_loss · log²(Σ exp(logit)), which keeps
-    logits from drifting off together (Chowdhery et al. 2022, arXiv:2204.02311, section 5).
+    gradient also includes z_loss · log²(Σ exp(logit)), which keeps logits from growing together
+    (Chowdhery et al. 2022, arXiv:2204.02311, section 5); the value that is returned does not.
 
     Where the logits exceed :data:`LOGITS_BUDGET`, they are made, scored and turned into gradients
     chunk by chunk, in a single pass: nothing is computed twice.
@@ -43,7 +43,7 @@ def next_token_loss(
         hidden: ``[N, D]`` or ``[B, T, D]``.
         head_weight: ``[V, D]``.
         targets: int64, ``[N]`` or ``[B, T]``.
-        reduction: ``sum``, or ``mean`` over the scored targets (nan where there is none).
+        reduction: ``sum``, or ``mean`` over the scored targets (nan if there are none).
         cap: The logits' soft limit, if any.
         z_loss: Weight of the squared log of the softmax's denominator; 0.0001 is usual.
 
@@ -67,9 +67,9 @@ def next_token_loss(
 
 
 def squared_log_z(logits: Tensor, targets: Tensor, reduction: Literal["mean", "sum"]) -> Tensor:
-    """log²(Σ exp(logit)) of ``[N, V]``, over the rows whose target is scored."""
+    """log²(Σ exp(logit)) of logits ``[N, V]``, over the rows whose target is scored."""
     scored = targets != IGNORE
-    # `where` and a sum: a shape that depends on values could not be compiled.
+    # A sum over `where`, because a shape that depends on values could not be compiled.
     total = torch.where(scored, logits.logsumexp(dim=-1).square(), 0.0).sum()
     return total / scored.sum() if reduction == "mean" else total
 
@@ -80,10 +80,11 @@ def no_value(term: Tensor) -> Tensor:
 
 
 class ChunkedLoss(torch.autograd.Function):
-    """The summed loss of ``n_rows`` hidden states at a time.
+    """The summed loss, computed for ``n_rows`` hidden states at a time.
 
-    The gradient of a sum of losses is known as soon as a chunk's logits are (softmax minus the
-    target's one), so the forward takes it along and no logits wait for the backward.
+    The gradient of a sum of losses is known as soon as a chunk's logits are (the softmax, minus 1
+    at the target). The forward therefore computes it as well, and no logits are kept for the
+    backward.
     """
 
     @staticmethod
@@ -99,7 +100,7 @@ class ChunkedLoss(torch.autograd.Function):
     ) -> Tensor:
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         hidden_grad = torch.empty_like(hidden) if needs_gradient else None
-        # Float32: bfloat16 sums over many chunks would lose the small ones.
+        # In float32: a bfloat16 sum over many chunks would lose small terms.
         weight_grad = torch.zeros_like(head_weight, dtype=torch.float32) if needs_gradient else None
         for start in range(0, hidden.size(0), n_rows):
             part = slice(start, start + n_rows)
@@ -108,7 +109,7 @@ class ChunkedLoss(torch.autograd.Function):
             log_probs = capped.log_softmax(dim=-1)
             total += F.nll_loss(log_probs, targets[part], ignore_index=IGNORE, reduction="sum")
             if hidden_grad is not None and weight_grad is not None:
-                # d log²(z) = 2 log(z) · softmax, beside cross-entropy's softmax.
+                # d log²(z) = 2 log(z) · softmax, in addition to cross-entropy's softmax.
                 share = 1 + 2 * z_loss * capped.logsumexp(dim=-1) if z_loss else None
                 capped_grad = gradient_at(log_probs, targets[part], share)
                 logits_grad = softcap_gradient(capped_grad, logits, cap).to(logits.dtype)
@@ -126,9 +127,10 @@ class ChunkedLoss(torch.autograd.Function):
 
 
 def gradient_at(log_probs: Tensor, targets: Tensor, share: Tensor | None = None) -> Tensor:
-    """Gradient of the summed loss for the logits ``[N, V]``; consumes ``log_probs``.
+    """Gradient of the summed loss with respect to the logits ``[N, V]``; it overwrites
+    ``log_probs``.
 
-    ``share`` ``[N]`` is how often a row's softmax counts: more than once with a z-loss.
+    ``share`` ``[N]`` is the factor on each row's softmax: above 1 with a z-loss.
     """
     scored = targets != IGNORE
     gradient = log_probs.exp_()

@@ -27,7 +27,7 @@ NormPlacement = Literal["pre", "post", "sandwich", "reordered", "parallel"]
 
 @dataclass(frozen=True, kw_only=True)
 class NormConfig:
-    """The normalisation of every layer, and its place around the sublayers."""
+    """The normalisation in every layer, and its place around the sublayers."""
 
     kind: NormKind = "rmsnorm"
     """layernorm (centre and scale: GPT-2, the 2017 Transformer), rmsnorm (scale only: LLaMA),
@@ -37,23 +37,23 @@ class NormConfig:
     placement: NormPlacement = "pre"
     """pre (before a sublayer: LLaMA), post (after the sum: 2017), sandwich (before and after a
     sublayer: Gemma 2), reordered (after a sublayer, before the sum: OLMo 2) or parallel (one before
-    both sublayers, side by side: PaLM). All but post have one more at the end."""
+    both sublayers, side by side: PaLM). All but post have one more norm after the last layer."""
 
     eps: float | None = None
-    """Added to the variance or to the mean square, so that a zero vector can be divided; null means
-    1e-5. Refused with dyt, which divides by nothing."""
+    """Added to the variance or to the mean square, so that nothing is divided by zero; null means
+    1e-5. Refused with dyt, which does not divide."""
 
     bias: bool | None = None
-    """Whether layernorm adds a learned bias; null means true. Refused with the other kinds."""
+    """Give layernorm a learned bias; null means true. Refused with the other kinds."""
 
     def __post_init__(self) -> None:
         require_choice("model.decoder.norm.kind", self.kind, NormKind)
         require_choice("model.decoder.norm.placement", self.placement, NormPlacement)
         if self.kind == "dyt":
-            because = "norm.kind dyt divides by nothing"
+            because = "norm.kind dyt does not divide"
             refuse_idle("model.decoder.norm.eps", self.eps, because=because)
         if self.kind != "layernorm":
-            because = f"norm.kind {self.kind} has no bias to choose"
+            because = f"norm.kind {self.kind} has no optional bias"
             refuse_idle("model.decoder.norm.bias", self.bias, because=because)
         if self.eps is not None:
             require_positive("model.decoder.norm.eps", self.eps)
@@ -88,9 +88,9 @@ class LayerNorm(WithStartValues):
 def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x²) + eps) · gain, over the last axis, of two tensors of one type.
 
-    torch's own has a kernel on CUDA, and is fused with its neighbours where it is compiled. On the
-    CPU it is a string of small operations, of which :class:`ShortRMSNorm` has half, as was measured
-    there alone: so the device is told by name; `meta` counts what the CPU keeps.
+    torch's own function has a kernel on CUDA, and compiled code fuses it with its neighbours. On
+    the CPU it is a chain of small operations, and :class:`ShortRMSNorm` needs half of them. This
+    was measured on the CPU only, so the device is chosen by name; `meta` counts as the CPU does.
     """
     is_composed = x.device.type in ("cpu", "meta") and not torch.compiler.is_compiling()
     if is_composed and x.dtype == torch.float32:
@@ -136,8 +136,8 @@ class RMSNorm(WithStartValues):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[..., D]`` to ``[..., D]``."""
-        # What a matrix gives under autocast is less precise than the weight, and the fused kernel
-        # wants the two alike.
+        # Under autocast, a matrix's output has a lower precision than the weight, and the fused
+        # kernel needs both in one type.
         return rms_norm(x.to(self.weight.dtype), self.weight, self.eps)
 
 
@@ -151,7 +151,7 @@ class OffsetRMSNorm(RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[..., D]`` to ``[..., D]``."""
-        # In float32: beside the 1, bfloat16 would round small weights away.
+        # In float32: bfloat16 would round away small weights that are added to 1.
         gain = 1 + self.weight.float()
         return rms_norm(x.float(), gain, self.eps).to(x.dtype)
 
@@ -173,7 +173,7 @@ class PlainRMSNorm(nn.Module):
 
 
 class DynamicTanh(WithStartValues):
-    """y = tanh(alpha * x) * weight + bias: squashes outliers without looking at the other entries.
+    """y = tanh(alpha * x) * weight + bias: limits outliers without looking at the other entries.
 
     Alpha is one learned number. The authors' language models multiply the embeddings by √D, which
     ``embedding_scale`` does. Source: Zhu et al. 2025, arXiv:2503.10622.
@@ -204,5 +204,5 @@ NORMS: dict[NormKind, Callable[[NormConfig, int], nn.Module]] = {
 
 
 def build_norm(config: NormConfig, dim: int) -> nn.Module:
-    """The normalisation of vectors of width ``dim`` that ``config`` describes."""
+    """Build the normalisation that ``config`` describes, for vectors of width ``dim``."""
     return NORMS[config.kind](config, dim)

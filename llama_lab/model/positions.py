@@ -2,9 +2,9 @@
 
 B batch, T time, D model width, H heads (query or key), P positions attended to.
 
-A kind has two sides. ``embed`` is the side of the embeddings; ``at`` gives what attention needs to
-know, made once a forward for all layers that look at the text alike. A class overrides the sides
-that it uses, and :data:`POSITIONS` says which class serves which side.
+A kind acts in up to two places. ``embed`` adds positions to the embeddings. ``at`` gives attention
+its positions and mask, once per forward for all layers of one kind. A class overrides the methods
+that it uses, and :data:`POSITIONS` says which class acts in which place.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,33 +49,34 @@ FLAG = "model.decoder.position"
 
 @dataclass(frozen=True, kw_only=True)
 class PositionConfig:
-    """How the model knows the order of the tokens."""
+    """The position encoding: how the model knows the order of the tokens."""
 
     kind: PositionKind = "rope"
-    """learned (a vector a place: GPT-2), sinusoidal (2017), rope (LLaMA), alibi (scores fall with
-    the distance: BLOOM) or none (order is known from the causal mask alone)."""
+    """learned (one vector per position: GPT-2), sinusoidal (2017), rope (LLaMA), alibi (scores fall
+    with the distance: BLOOM) or none (the causal mask alone shows the order)."""
 
     rope_theta: float | None = None
     """Base of rope's wavelengths; null means 10000. Refused unless the kind is rope."""
 
     rope_local_theta: float | None = None
-    """Base of rope's wavelengths in windowed layers, which rope_scaling then leaves alone (Gemma
-    3); null means as in the others. Refused unless the kind is rope, and without a window."""
+    """Base of rope's wavelengths in windowed layers; rope_scaling then leaves these layers alone
+    (Gemma 3). Null means the same base as in the other layers. Refused unless the kind is rope, and
+    without a window."""
 
     rope_pairing: RopePairing | None = None
-    """Coordinates that rope turns together: half (i with i + head width / 2: Hugging Face) or
+    """Which coordinates rope turns together: half (i with i + head width / 2: Hugging Face) or
     interleaved (2i with 2i + 1: Meta's files); null means half. Refused unless the kind is rope."""
 
     rope_fraction: float | None = None
-    """Share of each head's coordinates that rope turns, the first ones (GPT-NeoX, Phi), above 0
-    and up to 1; null means 1. Refused unless the kind is rope."""
+    """Share of each head's coordinates that rope turns, from the first one on (GPT-NeoX, Phi):
+    above 0, and at most 1; null means 1. Refused unless the kind is rope."""
 
     nope_every: int | None = None
-    """Every how many layers one has no position: 4 means the layers 4, 8, ... (SmolLM3); null means
-    none. For rope and alibi only."""
+    """Every n-th layer gets no positions: with 4 these are the layers 4, 8, ... (SmolLM3). Null
+    means that all layers get them. For rope and alibi only."""
 
     rope_scaling: RopeScalingConfig = field(default_factory=RopeScalingConfig)
-    """How rope's frequencies change for texts longer than the model was trained on."""
+    """The scaling of rope's frequencies for texts longer than the training context."""
 
     def __post_init__(self) -> None:
         require_choice(f"{FLAG}.kind", self.kind, PositionKind)
@@ -95,7 +96,7 @@ class PositionConfig:
         self.check_nope()
 
     def refuse_rope_settings(self) -> None:
-        """Refuse what only rope uses."""
+        """Refuse the settings that only rope uses."""
         because = f"position.kind {self.kind} rotates nothing"
         for name in ("rope_theta", "rope_local_theta", "rope_pairing", "rope_fraction"):
             refuse_idle(f"{FLAG}.{name}", getattr(self, name), because=because)
@@ -106,17 +107,19 @@ class PositionConfig:
         )
 
     def check_nope(self) -> None:
-        """Refuse to take positions from layers that have none of their own, or from all layers."""
+        """Refuse to remove positions from layers that have none of their own, or from all
+        layers.
+        """
         if self.nope_every is None:
             return
         if self.kind not in ("rope", "alibi"):
-            because = f"position.kind {self.kind} gives a layer nothing that could be left out"
+            because = f"position.kind {self.kind} adds no positions inside the layers"
             refuse_idle(f"{FLAG}.nope_every", self.nope_every, because=because)
         require_whole(f"{FLAG}.nope_every", self.nope_every)
         require(
             self.nope_every > 1,
-            f"--{FLAG}.nope_every 1 leaves --{FLAG}.kind {self.kind} no layer: give 2 or more, or "
-            f"set --{FLAG}.kind none",
+            f"--{FLAG}.nope_every 1 leaves no layer with --{FLAG}.kind {self.kind}: give 2 or "
+            f"more, or set --{FLAG}.kind none",
         )
 
     @property
@@ -129,7 +132,7 @@ class LearnedPosition(Position):
     """x + weight[place]. Source: Gehring et al. 2017, arXiv:1705.03122; GPT-2 (Radford 2019).
 
     Raises:
-        SettingError: A token stands past the last vector of the table.
+        SettingError: The text is longer than the table.
     """
 
     def __init__(self, context_length: int, dim: int) -> None:
@@ -141,7 +144,7 @@ class LearnedPosition(Position):
         require(
             end <= context_length,
             f"{end} tokens are longer than --model.decoder.context_length {context_length}, where "
-            "learned positions end: shorten the text, or train with a longer context or with "
+            "learned positions end: shorten the text, train with a longer context, or train with "
             "--model.decoder.position.kind rope, sinusoidal, alibi or none",
         )
         return x + self.weight[past:end]
@@ -173,7 +176,7 @@ class SinusoidalPosition(TabledPosition):
 
 
 class AlibiPosition(Position):
-    """Head h's scores fall by slope_h for each place that a key lies behind its query.
+    """The scores of head h fall by slope_h per position that a key lies behind its query.
 
     The slopes are 2^(-8 h/n) for h = 1 to n where n is a power of two. Other numbers of heads get
     the slopes of the next lower power of two, and then every other slope of the next higher one.
@@ -190,11 +193,11 @@ class AlibiPosition(Position):
         return self.biased(distance, self.visible(distance))
 
     def mask_within(self, documents: Documents) -> AttentionMask:
-        distance = distances(0, documents.offsets.size(1), documents.offsets.device)
+        distance, _ = documents.seen_within(self.window)
         return self.biased(distance, self.visible_within(documents))
 
     def biased(self, distance: Tensor, visible: Tensor) -> AttentionMask:
-        """Scores change by -slope · distance ``[T, P]`` where something is visible."""
+        """Add -slope · distance ``[T, P]`` to the scores of visible keys."""
         bias = -self.slopes(distance.device)[:, None, None] * distance
         return BiasMask(bias[None].masked_fill(~visible, float("-inf")), is_causal=False)
 
@@ -207,18 +210,18 @@ class AlibiPosition(Position):
 
 
 class PositionSizes(NamedTuple):
-    """What the decoder tells its positions."""
+    """The sizes of the decoder that its positions need."""
 
     context_length: int
     dim: int
     head_dim: int
     n_heads: int
     flex: bool = False
-    """Whether flex attention may serve windows of these heads."""
+    """Whether flex attention may compute windows of these heads."""
 
 
 def build_rope(config: PositionConfig, sizes: PositionSizes, layer: LayerKind) -> Position:
-    """Rotary positions of one kind of layer, with the defaults where the config says null."""
+    """Build the rotary positions of one kind of layer, with the defaults resolved."""
     theta = config.theta
     scaling = build_rope_scaling(config.rope_scaling, sizes.context_length)
     if layer.window is not None and config.rope_local_theta is not None:
@@ -238,23 +241,23 @@ def build_rope(config: PositionConfig, sizes: PositionSizes, layer: LayerKind) -
 
 
 def add_nothing(config: PositionConfig, sizes: PositionSizes) -> Position:
-    """A side of the embeddings that does nothing."""
+    """Add nothing to the embeddings."""
     return Position()
 
 
 def tell_nothing(config: PositionConfig, sizes: PositionSizes, layer: LayerKind) -> Position:
-    """A side of attention that knows the window alone."""
+    """Give attention no positions, but only its window."""
     return Position(layer.window, sizes.flex)
 
 
 class PositionParts(NamedTuple):
-    """What a kind is made of."""
+    """The functions that build one kind's positions, for its two places."""
 
     embedding: Callable[[PositionConfig, PositionSizes], Position]
-    """The side of the embeddings."""
+    """Positions for the embeddings."""
 
     attention: Callable[[PositionConfig, PositionSizes, LayerKind], Position]
-    """The side of attention, in layers of one kind."""
+    """Positions for the attention of one kind of layer."""
 
 
 POSITIONS: dict[PositionKind, PositionParts] = {
@@ -273,17 +276,17 @@ POSITIONS: dict[PositionKind, PositionParts] = {
 
 
 def build_position(config: PositionConfig, sizes: PositionSizes) -> Position:
-    """The positions that ``config`` adds to the embeddings."""
+    """Build the positions that ``config`` adds to the embeddings."""
     return POSITIONS[config.kind].embedding(config, sizes)
 
 
 class LayerPositions(nn.Module):
-    """What the attention of each layer is told; layers of one kind share it.
+    """Positions and masks of all layers' attention; layers of one kind share theirs.
 
     Args:
-        config: The kind and its settings.
-        sizes: The decoder's.
-        kinds: One a layer.
+        config: The kind of positions, and its settings.
+        sizes: The sizes of the decoder.
+        kinds: One kind per layer.
     """
 
     def __init__(
@@ -299,22 +302,24 @@ class LayerPositions(nn.Module):
         self.modules_of_kinds = nn.ModuleList(self.of_kind.values())
 
     def at(self, past: int, length: int, device: torch.device) -> list[TokenPositions]:
-        """One a layer, of ``length`` tokens that follow ``past`` others; see :class:`Position`."""
+        """One entry per layer, for ``length`` tokens that follow ``past`` others; see
+        :class:`Position`.
+        """
         made = {kind: position.at(past, length, device) for kind, position in self.of_kind.items()}
         return [made[kind] for kind in self.kinds]
 
     def within(self, documents: Documents) -> list[TokenPositions]:
-        """One a layer, of documents in a row; see :class:`Position`."""
+        """One entry per layer, for documents in a row; see :class:`Position`."""
         made = {kind: position.within(documents) for kind, position in self.of_kind.items()}
         return [made[kind] for kind in self.kinds]
 
     def stays_valid(self, past: int, length: int) -> bool:
-        """Whether what the layers made of ``past`` tokens stays right when ``length`` follow."""
+        """Whether the keys and values of ``past`` tokens are still valid when ``length`` follow."""
         return all(position.stays_valid(past, length) for position in self.of_kind.values())
 
 
 def check_rope_width(dim: int, n_heads: int) -> None:
-    """Refuse a head whose coordinates rope cannot pair."""
+    """Refuse heads whose coordinates rope cannot pair."""
     require(
         (dim // n_heads) % 2 == 0,
         f"--model.decoder.position.kind rope turns pairs of coordinates, and dim {dim} / n_heads "

@@ -16,12 +16,12 @@ class SettingError(ValueError):
 
 
 def refuse_idle(flag: str, value: Any, *, because: str) -> None:
-    """Refuse a setting that would do nothing; ``None`` is the variant's own default and passes.
+    """Refuse a setting that would do nothing; ``None`` means the default, and passes.
 
     Args:
         flag: Full name of the setting, such as ``model.decoder.norm.bias``.
         value: The value that arrived.
-        because: What makes it idle, such as ``norm.kind rmsnorm has no bias``.
+        because: The reason why it does nothing, such as ``norm.kind rmsnorm has no bias``.
 
     Raises:
         SettingError: ``value`` is not ``None``.
@@ -39,7 +39,7 @@ def require(condition: bool, message: str) -> None:
 
 
 def require_choice(flag: str, value: Any, kinds: Any) -> None:
-    """Refuse a ``value`` that is none of the words of the ``Literal`` type ``kinds``."""
+    """Refuse a ``value`` that is not one of the words of the ``Literal`` type ``kinds``."""
     choices = get_args(kinds)
     require(
         value in choices,
@@ -67,7 +67,7 @@ def require_fraction(flag: str, value: Any) -> None:
     """Refuse anything but a number in [0, 1)."""
     require(
         is_number(value) and 0 <= value < 1,
-        f"--{flag} {shown(value)} is impossible: give a number from 0 up to, not including, 1",
+        f"--{flag} {shown(value)} is impossible: give a number of at least 0 and below 1",
     )
 
 
@@ -80,7 +80,7 @@ def require_switch(flag: str, value: Any) -> None:
 
 
 def from_mapping(config_class: type[Config], values: Mapping[str, Any], *, flag: str) -> Config:
-    """The inverse of ``dataclasses.asdict``; a key that is absent keeps its default.
+    """The inverse of ``dataclasses.asdict``; a missing key keeps its default.
 
     Args:
         config_class: A config dataclass whose fields may be config dataclasses themselves.
@@ -88,7 +88,7 @@ def from_mapping(config_class: type[Config], values: Mapping[str, Any], *, flag:
         flag: Full name of the setting that ``values`` belong to, for the errors.
 
     Raises:
-        SettingError: A key names no field, or plain values stand where a group is expected.
+        SettingError: A key is not a field, or a plain value is given where a group is expected.
     """
     require(
         isinstance(values, Mapping),
@@ -109,12 +109,14 @@ def from_mapping(config_class: type[Config], values: Mapping[str, Any], *, flag:
 
 
 def is_number(value: Any) -> bool:
-    """Whether ``value`` is an int or a float; true and false are neither."""
+    """Whether ``value`` is an int or a float; true and false do not count."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def nearest_multiple(value: int, step: int) -> int:
-    """The multiple of ``step`` nearest to ``value``, at least ``step``: what a remedy proposes."""
+    """The multiple of ``step`` that is nearest to ``value``, and at least ``step``, for a
+    remedy.
+    """
     return max(1, round(value / step)) * step
 
 

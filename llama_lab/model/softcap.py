@@ -1,4 +1,4 @@
-"""A soft limit on attention scores and on logits: near 0 nothing changes, none passes ±cap.
+"""A soft limit on attention scores and logits: small values stay the same, and none passes ±cap.
 
 Source: Bello et al. 2016, arXiv:1611.09940, for logits; Gemma 2 (2024,
 arXiv:2408.00118), section 2, for both.

@@ -73,14 +73,17 @@ class Table:
     """Whether a page shows it only when asked."""
 
 
+ChartKind = Literal["forest", "curves", "scores", "ratios", "range"]
+
+
 @dataclass(frozen=True)
 class Chart:
     """A drawing; only a page has it, and its caption says what it shows."""
 
-    kind: Literal["forest", "curves", "scores", "ratios", "range"]
+    kind: ChartKind
     caption: str
     of: str = ""
-    """Which of a kind's drawings; the data has them by this name."""
+    """Which of a kind's drawings; the page has them by this name."""
 
 
 @dataclass(frozen=True)

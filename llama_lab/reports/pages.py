@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from functools import singledispatch
 from html import escape as escape_html
 from importlib import resources
-from typing import Any
 
-from llama_lab.errors import UserError
+from plotly.offline import get_plotlyjs
+
 from llama_lab.reports.blocks import (
     Block,
     Bullets,
@@ -24,6 +24,7 @@ from llama_lab.reports.blocks import (
     Verdicts,
     kind_of,
 )
+from llama_lab.reports.charts import PageCharts
 from llama_lab.reports.texts import as_json, visible
 
 # A word and a sign each: colour alone says nothing to many readers, and nothing on paper.
@@ -34,12 +35,8 @@ POLICY = (
 )
 
 
-def render_page(title: str, sections: Iterable[Section], charts: dict[str, Any]) -> str:
-    """The whole file; ``charts`` is what its charts draw, by kind.
-
-    Raises:
-        UserError: Plotly is not installed.
-    """
+def render_page(title: str, sections: Iterable[Section], charts: PageCharts) -> str:
+    """The whole file."""
     sections = list(sections)
     links = "".join(f'<a href="#{s.anchor}">{escape(s.title)}</a>' for s in sections)
     body = "".join(
@@ -64,8 +61,8 @@ def render_page(title: str, sections: Iterable[Section], charts: dict[str, Any])
 <main>
 {body}</main>
 <noscript>The charts need JavaScript; results.json has their numbers.</noscript>
-<script type="application/json" id="data">{_as_script_data(charts)}</script>
-<script>{_plotly()}</script>
+<script type="application/json" id="data">{_as_script_data(charts.as_data())}</script>
+<script>{get_plotlyjs()}</script>
 <script>
 {_resource("report.js")}</script>
 </body>
@@ -75,18 +72,6 @@ def render_page(title: str, sections: Iterable[Section], charts: dict[str, Any])
 
 def _resource(name: str) -> str:
     return resources.files("llama_lab.reports").joinpath(name).read_text(encoding="utf-8")
-
-
-def _plotly() -> str:
-    """Plotly's own script, whole."""
-    try:
-        from plotly.offline import get_plotlyjs
-    except ModuleNotFoundError as error:
-        raise UserError(
-            "a study's report needs plotly, which is not installed; pip install 'llama-lab[lab]'"
-        ) from error
-    script: str = get_plotlyjs()
-    return script
 
 
 def _as_script_data(data: object) -> str:

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from llama_lab.reports.blocks import Bullets, Chart, Command, Section
+from llama_lab.reports.charts import PageCharts
 from llama_lab.reports.pages import render_page
+from llama_lab.reports.range_figure import RangeCurve, range_figure
 from llama_lab.reports.study_report import write_texts
 from llama_lab.reports.texts import as_json
 from llama_lab.runs.rate_range import RangeTrial
@@ -69,7 +71,6 @@ def write_range(name: str, trial: RangeTrial, command: str, folder: Path) -> lis
         The findings in words.
 
     Raises:
-        UserError: Plotly is not installed.
         RunError: The disk is full or refuses.
     """
     found = findings(trial)
@@ -84,9 +85,12 @@ def write_range(name: str, trial: RangeTrial, command: str, folder: Path) -> lis
         Section("What was found", (Bullets(tuple(said)), Chart("range", caption))),
         Section("Run it again", (Command(command),)),
     ]
+    drawing = range_figure(
+        RangeCurve(**curve, steepest=found["steepest_lr"], lowest=found["lowest_lr"])
+    )
     title = f"Learning rates of {name}"
     texts = {
-        "report.html": render_page(title, contents, {"arms": [], "range": {**curve, **found}}),
+        "report.html": render_page(title, contents, PageCharts({"range": {"": drawing}})),
         "results.csv": as_csv(trial),
         "results.json": as_json({"name": name, **found, **curve}, indent=2) + "\n",
     }

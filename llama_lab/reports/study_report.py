@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from llama_lab.files import write_atomically
 from llama_lab.reports import tables
-from llama_lab.reports.charts import chart_data
+from llama_lab.reports.charts import study_charts
 from llama_lab.reports.contents import sections
 from llama_lab.reports.markdown import render_markdown
 from llama_lab.reports.pages import render_page
@@ -33,13 +33,12 @@ def write_reports(result: StudyResult, folder: Path) -> None:
     """Write the four files; each name stands for the old file or the new one, never for half.
 
     Raises:
-        UserError: Plotly is not installed.
         RunError: The disk is full or refuses.
     """
     contents = sections(result)
     title = f"Study {result.name}"
     texts = {
-        "report.html": render_page(title, contents, chart_data(result)),
+        "report.html": render_page(title, contents, study_charts(result)),
         "report.md": render_markdown(title, contents),
         "results.csv": as_csv(result),
         "results.json": as_json(dataclasses.asdict(result), indent=2) + "\n",

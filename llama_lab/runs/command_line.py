@@ -58,9 +58,9 @@ from llama_lab.training.module import LanguageModel
 from llama_lab.yaml_text import dump_yaml
 
 DESCRIPTIONS = {
-    "fit": "Train a decoder on a text, or go on with a run from its checkpoint.",
-    "validate": "Score the held-out part of a text with a checkpoint.",
-    "test": "Score the held-out part of a text, as validate does, under the name test.",
+    "fit": "Train a decoder on a text, or resume a run from its checkpoint.",
+    "validate": "Score a checkpoint on the held-out part of a text.",
+    "test": "Score a checkpoint as validate does, and report the numbers under the name test.",
 }
 
 
@@ -134,10 +134,11 @@ class LabCLI(LightningCLI):
             "--name",
             type=str | None,
             default=None,
-            help="Folder of the run under logs/; null means the first config's name.",
+            help="Name of the run's folder under logs/; null means the name of the first config.",
         )
         start = (
-            "Checkpoint to go on from: a file, a run folder, or `last` (newest run of that name)."
+            "Checkpoint to resume from: a file, a run folder, or `last` (the newest run that has "
+            "this name)."
             if self.verb == "fit"
             else "Checkpoint to score: a file, a run folder, `best` or `last`; null means the best "
             "one of the newest run."
@@ -155,17 +156,18 @@ class LabCLI(LightningCLI):
                 "--keep_every",
                 type=int | None,
                 default=None,
-                help="Optimiser steps between checkpoints that are kept for good, from the initial "
-                "weights on: step_0.ckpt, step_N.ckpt, …, each with the optimiser's state; null "
-                "keeps none.",
+                help="Optimiser steps between checkpoints that are never deleted: step_0.ckpt (the "
+                "initial weights), step_N.ckpt, …, each with the optimiser's state. Null keeps "
+                "none.",
             )
             parser.add_argument(
                 "--diagnostics_every",
                 type=int | None,
                 default=None,
-                help="Optimiser steps between measurements of every layer (gradient norm, size of "
-                "activations, attention entropy, dead units, update ratio), of which the first "
-                "step is one always: TensorBoard and diagnostics.csv; null means none.",
+                help="Optimiser steps between measurements of every layer: gradient norm, size of "
+                "activations, attention entropy, dead units and update ratio. They go to "
+                "TensorBoard and diagnostics.csv; the first step is always measured. Null measures "
+                "nothing.",
             )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:

@@ -40,20 +40,21 @@ CHANCE = 0.001
 
 @dataclass(frozen=True, kw_only=True)
 class RangeTest:
-    """The rates that are tried."""
+    """The learning rates to try."""
 
     lr_min: float = 1e-5
     """Learning rate of the first step."""
 
     lr_max: float = 1.0
-    """Learning rate of the last step, unless the loss has left before."""
+    """Learning rate of the last step; the test ends earlier if the loss diverges."""
 
     steps: int = 200
-    """Optimiser steps from one to the other, the rate growing by the same factor at each."""
+    """Number of optimiser steps from lr_min to lr_max; the rate grows by the same factor at each
+    step."""
 
     repeats: int | None = None
-    """Trainings whose losses are averaged, each with a seed of its own; null means as many as make
-    100 steps."""
+    """Number of trainings whose losses are averaged, each with its own seed; null means as many as
+    give 100 steps in total."""
 
     def __post_init__(self) -> None:
         if not 0 < self.lr_min < self.lr_max < math.inf:

@@ -58,10 +58,10 @@ DECIDED: dict[str, tuple[tuple[Any, ...], str]] = {
 
 # What Lightning's own words would get wrong here.
 TRAINER_HELP = {
-    "max_steps": "Optimiser steps of the run: its budget, which the schedule reads.",
-    "val_check_interval": "Optimiser steps between validations; the last step has one always.",
+    "max_steps": "Number of optimiser steps of the run; the schedule follows it.",
+    "val_check_interval": "Optimiser steps between validations; the last step always has one.",
     "log_every_n_steps": "Optimiser steps between logged metrics.",
-    "accumulate_grad_batches": "Microbatches that data.batch_size is divided into on each device.",
+    "accumulate_grad_batches": "Number of microbatches per optimiser step on each device.",
     "gradient_clip_val": "Norm to which gradients are clipped; null does not clip.",
     "enable_progress_bar": "Draw a bar on a terminal; false prints lines there too.",
     "default_root_dir": "Folder that logs/ is in; null means here.",

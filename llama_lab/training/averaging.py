@@ -1,4 +1,4 @@
-"""Averages of a run's weights: what is validated and saved in the place of the last ones."""
+"""Averages of a run's weights, which are validated and saved instead of the last weights."""
 
 from __future__ import annotations
 
@@ -21,23 +21,25 @@ TAIL_STARTS_AT = 0.75
 
 @dataclass(frozen=True, kw_only=True)
 class AveragingConfig:
-    """Which average of its weights a run validates and saves; training goes on from the last."""
+    """The average of the weights that a run validates and saves; training itself continues from the
+    last weights.
+    """
 
     kind: AveragingKind = "none"
-    """none, ema (exponential moving average; Polyak & Juditsky 1992 gave the reason) or tail (the
-    mean of all from start_step on: Izmailov et al. 2018, arXiv:1803.05407). An average takes the
-    memory of the weights once more."""
+    """none, ema (exponential moving average: Polyak & Juditsky 1992) or tail (the mean of all
+    weights from start_step on: Izmailov et al. 2018, arXiv:1803.05407). An average needs the memory
+    of the weights a second time."""
 
     decay: float | None = None
-    """How much of the average a step keeps in the long run, for ema; null means 0.999. Its step t
-    keeps min(decay, (1 + t)/(10 + t)): with the decay alone, the first weights would stay in it for
-    about 1/(1 - decay) steps (the rule is that of TensorFlow's ExponentialMovingAverage with
-    num_updates). Refused with others."""
+    """Fraction of the average that a step keeps in the long run, for ema; null means 0.999. Step t
+    keeps min(decay, (1 + t)/(10 + t)), as TensorFlow's ExponentialMovingAverage with num_updates
+    does: with the decay alone, the first weights would stay in the average for about 1/(1 - decay)
+    steps. Refused with the other kinds."""
 
     start_step: int | None = None
-    """Optimiser step whose weights are the first in the average; until then the weights stand for
-    themselves. Null means for ema the first step, for tail the first of the run's last quarter
-    (Izmailov et al. begin at 75 % of the budget). Refused with none."""
+    """First optimiser step whose weights are averaged; until then the weights themselves are
+    validated and saved. Null means the first step for ema, and the first step of the run's last
+    quarter for tail (Izmailov et al. begin at 75 % of the budget). Refused with none."""
 
     def __post_init__(self) -> None:
         flag = "model.averaging"

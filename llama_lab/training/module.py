@@ -70,12 +70,13 @@ class LanguageModel(LightningModule):
                 third longer) or attention (each layer's attention alone). The results are the same,
                 and any checkpoint goes on with any value.
             init_from: Checkpoint whose weights a new run starts from, with a fresh optimiser and
-                schedule; null draws them.
-            seed: Draws the initial weights and the dropout masks.
-            fault: A famous mistake to plant in the network, for teaching: rope_queries_only,
-                mixed_rope_pairing (keys in the other pairing), no_final_norm, kv_tiled (kv heads
-                tiled instead of repeated), no_causal_mask or unscaled_scores (no 1/sqrt of
-                head_dim); null plants none. It is kept with the weights.
+                schedule; null starts from random weights.
+            seed: Seed of the initial weights and of dropout.
+            fault: A well-known mistake to plant in the network, for teaching: rope_queries_only
+                (keys are not turned), mixed_rope_pairing (keys use the other pairing),
+                no_final_norm, kv_tiled (key/value heads are tiled instead of repeated),
+                no_causal_mask or unscaled_scores (no 1/sqrt of head_dim). Null plants none. A
+                checkpoint keeps the fault with its weights.
         """
         super().__init__()
         # Checkpoints hold plain dicts: dataclass objects fail torch's weights-only loading.

@@ -27,40 +27,41 @@ MOMENTUM = 0.95
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """How gradients become weights."""
+    """The optimiser, which turns gradients into new weights."""
 
     kind: OptimizerKind = "adamw"
-    """adamw (Adam with decoupled weight decay: Loshchilov & Hutter 2019) or muon (the blocks'
-    matrices by momentum made orthogonal, Jordan et al. 2024; the rest by AdamW)."""
+    """adamw (Adam with decoupled weight decay: Loshchilov & Hutter 2019) or muon (orthogonal
+    momentum for the blocks' matrices: Jordan et al. 2024; AdamW for the rest)."""
 
     lr: float = 1e-3
-    """Peak learning rate, reached at the end of the warmup; with muon that of the matrices."""
+    """Peak learning rate, which is reached at the end of the warmup; with muon, the matrices'."""
 
     rest_lr: float | None = None
-    """Peak learning rate of what muon leaves to AdamW: embeddings, norms, biases and the head; null
-    means lr, which serves with match_rms_adamw; original's lr is too large for them. Refused with
-    adamw."""
+    """Peak learning rate of the parameters that muon leaves to AdamW: embeddings, norms, biases and
+    the head. Null means lr, which suits step_scale match_rms_adamw; with original, lr is too large
+    for them. Refused with adamw."""
 
     embedding_lr: float | None = None
     """Peak learning rate of the embedding, of a head tied to it and of learned positions; null
-    means that of the rest."""
+    means the rate of the other parameters outside the matrices."""
 
     weight_decay: float = 0.1
-    """Decay of matrices per step, times the learning rate; never of norms, biases or embeddings."""
+    """Weight decay per step, as a factor on the learning rate. Matrices decay; norms, biases and
+    embeddings never do."""
 
     betas: tuple[float, float] = (0.9, 0.95)
     """Decay rates of Adam's running means of the gradient and of its square."""
 
     eps: float = 1e-8
-    """Added to Adam's denominator."""
+    """Number that is added to Adam's denominator."""
 
     momentum: float | None = None
     """Decay rate of muon's running mean of the gradient; null means 0.95. Refused with adamw."""
 
     step_scale: StepScale | None = None
-    """How muon's step grows with a matrix of M rows and N columns: match_rms_adamw, 0.2 √max(M, N),
-    with which AdamW's learning rates serve (Liu et al. 2025), or original, √max(1, M/N), which
-    wants larger ones; null means match_rms_adamw. Refused with adamw."""
+    """How muon's step grows with the size of a matrix of M rows and N columns: match_rms_adamw (0.2
+    √max(M, N), for the learning rates that suit AdamW: Liu et al. 2025) or original (√max(1, M/N),
+    for larger learning rates); null means match_rms_adamw. Refused with adamw."""
 
     def __post_init__(self) -> None:
         flag = "--model.optimizer"

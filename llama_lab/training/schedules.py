@@ -17,22 +17,23 @@ DECAY_FRACTION = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
-    """The learning rate over the run, in optimiser steps."""
+    """The schedule of the learning rate, in optimiser steps."""
 
     kind: ScheduleKind = "cosine"
-    """What follows the warmup: cosine (half a cosine down to min_lr_ratio), linear (a straight line
-    down to it), wsd (warmup, stable, decay: the peak, then a straight line down over the last
-    decay_fraction of the run) or constant (the peak, to the end)."""
+    """The learning rate after the warmup: cosine (half a cosine down to min_lr_ratio), linear (a
+    straight line down to it), wsd (warmup, stable, decay: the peak, then a straight line down over
+    the last decay_fraction of the run) or constant (the peak until the end)."""
 
     warmup_steps: int = 100
-    """Optimiser steps over which the learning rate rises linearly to its peak."""
+    """Number of optimiser steps over which the learning rate rises linearly to its peak."""
 
     min_lr_ratio: float | None = None
     """Learning rate at the end of the run, as a fraction of the peak; null means 0.1. Refused with
     constant."""
 
     decay_fraction: float | None = None
-    """Share of the run's steps over which wsd decays; null means 0.2. Refused with the others."""
+    """Fraction of the run's steps over which wsd decays; null means 0.2. Refused with the other
+    kinds."""
 
     def __post_init__(self) -> None:
         flag = "model.schedule"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from llama_lab.errors import RunError, UserError
-from llama_lab.generation.sampling import SamplingConfig, choose, keep_likely
+from llama_lab.generation.sampling import SamplingConfig, adjust, choose, keep_likely
 from llama_lab.model.settings import SettingError
 
 
@@ -112,6 +112,73 @@ def test_what_is_kept_equals_what_transformers_keeps(top_k, top_p):
 
 
 @pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 0.7},
+        {"temperature": 1.0, "min_p": 0.05},
+        {"temperature": 1.3, "top_k": 12, "min_p": 0.2},
+        {"temperature": 0.9, "repetition_penalty": 1.3},
+        {"temperature": 1.1, "repetition_penalty": 0.7, "top_k": 9, "top_p": 0.8, "min_p": 0.1},
+    ],
+)
+def test_distributions_are_those_of_transformers(settings):
+    pytest.importorskip("transformers")
+    import transformers
+
+    logits = 3 * torch.randn(64, 40, generator=generator())
+    ids = torch.randint(40, (64, 7), generator=generator(1))
+    seen = torch.zeros(64, 40, dtype=torch.bool).scatter_(1, ids, True)
+    # The processors in the order in which transformers itself puts them.
+    model = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=40, hidden_size=8, num_attention_heads=1, num_hidden_layers=1,
+            intermediate_size=8,
+        )
+    )  # fmt: skip
+    theirs = {"top_k": 0, **settings}
+    processors = model._get_logits_processor(
+        transformers.GenerationConfig(do_sample=True, **theirs), input_ids_seq_length=7
+    )
+    expected = processors(ids, logits.clone()).softmax(-1)
+    drawn_from = adjust(logits, SamplingConfig(**settings), seen).softmax(-1)
+    torch.testing.assert_close(drawn_from, expected, rtol=0, atol=1e-6)
+    assert not torch.equal(drawn_from, logits.softmax(-1))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 0.7},
+        {"top_k": 4},
+        {"top_p": 0.8},
+        {"min_p": 0.1},
+        {"repetition_penalty": 1.5},
+        {"temperature": 1.4, "top_k": 7, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.2},
+    ],
+)
+def test_frequencies_of_draws_pass_a_chi_squared_test(settings):
+    stats = pytest.importorskip("scipy.stats")
+    config = SamplingConfig(**{"temperature": 1.0, **settings})
+    logits = 1.5 * torch.randn(1, 12, generator=generator(3))
+    seen = (torch.arange(12) % 3 == 0)[None]
+    draws = 20_000
+    ids = choose(logits.expand(draws, -1), config, generator(), seen.expand(draws, -1))
+    expected = adjust(logits, config, seen)[0].double().softmax(-1) * draws
+    counts = torch.bincount(ids, minlength=12)
+    possible = expected > 0
+    assert counts[~possible].sum() == 0
+    # Seeded: fails for one wrong distribution in a thousand draws of this size, never by chance.
+    assert stats.chisquare(counts[possible], expected[possible]).pvalue > 1e-3
+
+
+def test_a_rows_own_generator_draws_the_same_whatever_rows_stand_beside_it():
+    logits = torch.randn(5, 30, generator=generator())
+    together = choose(logits, SamplingConfig(), [generator(i) for i in range(5)])
+    for i in range(5):
+        assert together[i] == choose(logits[i : i + 1], SamplingConfig(), generator(i))
+
+
+@pytest.mark.parametrize(
     ("settings", "words"),
     [
         ({"temperature": -1.0}, ["--temperature -1.0", "0 or more"]),
@@ -122,6 +189,11 @@ def test_what_is_kept_equals_what_transformers_keeps(top_k, top_p):
         ({"top_p": 0.0}, ["--top_p 0.0", "--top_p null"]),
         ({"top_p": 1.01}, ["--top_p 1.01", "--top_p null"]),
         ({"top_p": math.nan}, ["--top_p nan", "--top_p null"]),
+        ({"min_p": 1.01}, ["--min_p 1.01", "--min_p null"]),
+        ({"min_p": -0.1}, ["--min_p -0.1", "--min_p null"]),
+        ({"min_p": math.nan}, ["--min_p nan", "--min_p null"]),
+        ({"repetition_penalty": 0.0}, ["--repetition_penalty 0.0", "above 0"]),
+        ({"repetition_penalty": math.inf}, ["--repetition_penalty inf", "above 0"]),
     ],
 )
 def test_senseless_values_are_refused_in_one_line(settings, words):
@@ -132,7 +204,7 @@ def test_senseless_values_are_refused_in_one_line(settings, words):
     assert all(word in text for word in words)
 
 
-@pytest.mark.parametrize("settings", [{"top_k": 5}, {"top_p": 0.9}])
+@pytest.mark.parametrize("settings", [{"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}])
 def test_top_k_and_top_p_beside_greedy_are_refused_with_the_flag_that_settles_it(settings):
     (flag,) = settings
     with pytest.raises(SettingError, match=f"would do nothing.*set --{flag} null"):

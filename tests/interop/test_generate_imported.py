@@ -62,7 +62,7 @@ def test_a_chat_is_rendered_as_transformers_renders_it(
 def imported(make_folder: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkpoint of a model that came with everything."""
     config = {**NAMED, "chat_template": TEMPLATE}
-    generation = {**IDS, **GENERATION, "repetition_penalty": 1.05}
+    generation = {**IDS, **GENERATION, "repetition_penalty": 1.05, "no_repeat_ngram_size": 3}
     folder = make_folder(IDS, tokenizer_config=config, generation_config=generation)
     monkeypatch.chdir(folder.parent)
     run("import", folder, "--output", "a.ckpt")
@@ -115,12 +115,15 @@ def test_drawn_special_tokens_are_shown_where_it_is_asked_for(imported, capsys) 
 def test_the_folders_sampling_is_taken_when_asked_for(imported, capsys) -> None:
     model = load_model(imported)
     sampling, unknown = sampling_of_folder(model.folder, imported)
-    assert sampling == SamplingConfig(temperature=0.6, top_k=20, top_p=0.95)
-    assert unknown == ["repetition_penalty 1.05"]
-    own, _ = said(capsys, "--temperature", "0.6", "--top_k", "20", "--top_p", "0.95")
+    assert sampling == SamplingConfig(
+        temperature=0.6, top_k=20, top_p=0.95, repetition_penalty=1.05
+    )
+    assert unknown == ["no_repeat_ngram_size 3"]
+    flags = ("--temperature=0.6", "--top_k=20", "--top_p=0.95", "--repetition_penalty=1.05")
+    own, _ = said(capsys, *flags)
     theirs, err = said(capsys, "--sampling", "folder")
     assert own == theirs
-    assert "temperature 0.6, top_k 20, top_p 0.95; without repetition_penalty 1.05" in err
+    assert "top_p 0.95, repetition_penalty 1.05; without no_repeat_ngram_size 3" in err
     assert (
         said(capsys, "--prompt", "a")[0] != said(capsys, "--prompt", "a", "--sampling", "folder")[0]
     )
@@ -133,6 +136,11 @@ def test_the_folders_sampling_is_taken_when_asked_for(imported, capsys) -> None:
         ({"do_sample": False, "top_k": 5}, SamplingConfig(temperature=0)),
         ({"do_sample": True}, SamplingConfig(temperature=1.0, top_k=50)),
         ({"do_sample": True, "top_k": 0}, SamplingConfig(temperature=1.0)),
+        ({"repetition_penalty": 1.2}, SamplingConfig(temperature=0, repetition_penalty=1.2)),
+        (
+            {"do_sample": True, "min_p": 0.1, "repetition_penalty": 1.0},
+            SamplingConfig(temperature=1.0, top_k=50, min_p=0.1),
+        ),
     ],
 )
 def test_what_a_generation_config_leaves_out_is_what_transformers_takes(values, sampling) -> None:

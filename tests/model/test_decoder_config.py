@@ -53,9 +53,9 @@ REFUSED = [
     ({"n_layers": 0}, "n_layers 0", "at least 1"),
     ({"context_length": 0}, "context_length 0", "at least 1"),
     ({"vocab_size": 0}, "vocab_size 0", "at least 1"),
-    ({"dropout": 1.0}, "dropout 1.0", "not including, 1"),
-    ({"dropout": -0.1}, "dropout -0.1", "from 0"),
-    ({"dropout": float("nan")}, "dropout nan", "from 0"),
+    ({"dropout": 1.0}, "dropout 1.0", "below 1"),
+    ({"dropout": -0.1}, "dropout -0.1", "at least 0"),
+    ({"dropout": float("nan")}, "dropout nan", "at least 0"),
     ({"tie_embeddings": "yes"}, "tie_embeddings yes", "true or false"),
     ({"embedding_scale": 2}, "embedding_scale 2", "true or false"),
     ({"token_shift": 1}, "token_shift 1", "true or false"),
@@ -67,7 +67,7 @@ REFUSED = [
     (
         {"norm": {"kind": "dyt", "eps": 1e-5}},
         "norm.eps 1e-05",
-        "norm.kind dyt divides by nothing; set --model.decoder.norm.eps null",
+        "norm.kind dyt does not divide; set --model.decoder.norm.eps null",
     ),
     ({"norm": {"bias": True}}, "norm.bias true", "set --model.decoder.norm.bias null"),
     *(
@@ -101,7 +101,7 @@ REFUSED = [
     (
         {"position": {"rope_fraction": 0.1}},
         "position.rope_fraction 0.1",
-        "heads of width 32 turns 3 coordinates, which are no pairs: give a fraction such as 0.125",
+        "heads of width 32 turns 3 coordinates, which do not form pairs: give a fraction such as 0.125",
     ),
     *(
         ({"position": {"kind": kind, name: value}}, f"position.{name} {value}", "rotates nothing")
@@ -122,7 +122,7 @@ REFUSED = [
     (
         {"position": {"rope_local_theta": 100.0}},
         "position.rope_local_theta 100.0",
-        "attention.window null leaves every layer global",
+        "attention.window null makes every layer global",
     ),
     (
         {
@@ -130,7 +130,7 @@ REFUSED = [
             "attention": {"window": 8, "window_pattern": "GL"},
         },
         "position.rope_local_theta 100.0",
-        "nope_every 2 takes every windowed layer",
+        "nope_every 2 removes positions from every windowed layer",
     ),
     (
         {
@@ -138,7 +138,7 @@ REFUSED = [
             "attention": {"window": 8},
         },
         "position.rope_theta 1000000.0",
-        "rope_local_theta 100.0 serves every rotated layer",
+        "rope_local_theta 100.0 replaces it in every layer",
     ),
     (
         {
@@ -146,16 +146,16 @@ REFUSED = [
             "attention": {"window": 8},
         },
         "position.rope_scaling.kind yarn",
-        "rope_local_theta 100.0 serves every rotated layer",
+        "rope_local_theta 100.0 replaces it in every layer",
     ),
     ({"position": {"nope_every": 0}}, "position.nope_every 0", "at least 1"),
     ({"position": {"nope_every": 1}}, "position.nope_every 1", "position.kind none"),
-    ({"position": {"nope_every": 5}}, "position.nope_every 5", "n_layers 4 is less"),
+    ({"position": {"nope_every": 5}}, "position.nope_every 5", "n_layers 4 is smaller"),
     *(
         (
             {"position": {"kind": kind, "nope_every": 2}},
             "position.nope_every 2",
-            f"position.kind {kind} gives a layer nothing",
+            f"position.kind {kind} adds no positions inside",
         )
         for kind in ("learned", "sinusoidal", "none")
     ),
@@ -225,7 +225,7 @@ REFUSED = [
     (
         {"attention": {"window_pattern": "LG"}},
         "attention.window_pattern LG",
-        "attention.window null leaves every layer global",
+        "attention.window null makes every layer global",
     ),
     *(
         (
@@ -238,7 +238,7 @@ REFUSED = [
     (
         {"attention": {"window": 8, "window_pattern": "GGGGL"}},
         "attention.window 8",
-        "window_pattern GGGGL has its first L after n_layers 4",
+        "window_pattern GGGGL has no L within n_layers 4",
     ),
     ({"attention": {"n_heads": 0}}, "attention.n_heads 0", "at least 1"),
     ({"attention": {"n_heads": 3}}, "dim 128", "n_heads 3: set dim to one, such as 129"),
@@ -286,12 +286,12 @@ REFUSED = [
     (
         {"feed_forward": {"hidden_dim": 64, "multiple_of": 32}},
         "feed_forward.multiple_of 32",
-        "feed_forward.hidden_dim 64 settles the width",
+        "feed_forward.hidden_dim 64 already sets the width",
     ),
     (
         {"feed_forward": {"hidden_dim": 64, "dim_multiplier": 1.3}},
         "feed_forward.dim_multiplier 1.3",
-        "feed_forward.hidden_dim 64 settles the width",
+        "feed_forward.hidden_dim 64 already sets the width",
     ),
     (
         {"feed_forward": {"swish_beta": "free"}},
@@ -302,7 +302,7 @@ REFUSED = [
         (
             {"feed_forward": {"kind": kind, "swish_beta": beta}},
             f"feed_forward.swish_beta {beta}",
-            f"feed_forward.kind {kind} has no Swish",
+            f"feed_forward.kind {kind} does not use Swish",
         )
         for kind in FEED_FORWARDS
         if kind not in ("silu", "swiglu")
@@ -311,7 +311,7 @@ REFUSED = [
     (
         {"init": {"kind": "xavier", "std": 0.02}},
         "init.std 0.02",
-        "init.kind xavier draws by each matrix's own size; set --model.decoder.init.std null",
+        "init.kind xavier uses each matrix's own size; set --model.decoder.init.std null",
     ),
     ({"init": {"kind": "zeros"}}, "init.kind zeros", "normal, depth_scaled"),
     ({"init": {"std": 0.0}}, "init.std 0.0", "above 0"),

@@ -134,7 +134,7 @@ def test_what_is_no_matrix_starts_where_its_module_says() -> None:
 def test_a_vector_whose_start_nobody_declares_is_an_error() -> None:
     decoder = Decoder(DecoderConfig(vocab_size=7))
     decoder.blocks[1].attention.temperature = torch.nn.Parameter(torch.ones(1))
-    with pytest.raises(LookupError, match=r"blocks\.1\.attention\.temperature is no matrix"):
+    with pytest.raises(LookupError, match=r"blocks\.1\.attention\.temperature is not a matrix"):
         initialise(decoder, 0)
 
 

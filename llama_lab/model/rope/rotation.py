@@ -21,7 +21,7 @@ RopePairing = Literal["half", "interleaved"]
 class HalfPairs(TokenPositions):
     """x' = x · cos + partner(x) · sin, where coordinate i is paired with i + R/2.
 
-    The tables are ``[T, 1, R]`` and carry the minus sign of each pair's first coordinate.
+    The tables have the shape ``[T, 1, R]``; the sine's has the minus sign of each first coordinate.
     """
 
     cos: Tensor
@@ -34,13 +34,15 @@ class HalfPairs(TokenPositions):
 
     @staticmethod
     def join(first: Tensor, second: Tensor) -> Tensor:
-        """The pairs' first and second coordinates ``[..., R/2]``, put in their positions."""
+        """Put the pairs' first and second coordinates ``[..., R/2]`` into their places in a
+        head.
+        """
         return torch.cat((first, second), dim=-1)
 
     @staticmethod
     def partner(x: Tensor) -> Tensor:
-        """Each coordinate's partner, in its stead."""
-        # `roll` is as fast, but not as compiled code: it does not become vector instructions.
+        """The partner of each coordinate, in its place."""
+        # `roll` is as fast, but compiled code does not turn it into vector instructions.
         first, second = x.chunk(2, dim=-1)
         return torch.cat((second, first), dim=-1)
 
@@ -61,7 +63,7 @@ class InterleavedPairs(HalfPairs):
 
 @dataclass(frozen=True)
 class FirstCoordinates(TokenPositions):
-    """The first ``width`` coordinates of each head are turned, the others left alone."""
+    """The first ``width`` coordinates of each head are turned, and the others are not."""
 
     turned: TokenPositions
     width: int
@@ -78,19 +80,18 @@ ROPE_PAIRINGS: dict[RopePairing, type[HalfPairs]] = {
 
 
 class RotaryPosition(TabledPosition):
-    """Pair i of each query and key, turned by the angle p · theta^(-2i/R) at place p.
+    """Pair i of each query and key at position p is turned by the angle p · theta^(-2i/R).
 
-    A query's product with a key then depends on the distance of their positions alone.
-    Source: Su et al. 2021, arXiv:2104.09864.
+    The product of a query and a key then depends only on the distance of their positions.
 
     Args:
-        context_length: TokenPositions that the model was made for.
+        context_length: Number of positions that the model was made for.
         width: R, here all E coordinates of a head.
         theta: Base of the frequencies.
         pairing: Which coordinates turn together.
-        scaling: What becomes of the frequencies; ``None`` leaves them.
-        window: Tokens that a token sees; ``None`` means all up to itself.
-        flex: Whether flex attention may serve a window, where it can.
+        scaling: Scaling of the frequencies; ``None`` leaves them as they are.
+        window: Number of tokens that a token sees; ``None`` means all up to itself.
+        flex: Whether flex attention may compute a window, where it can.
     """
 
     def __init__(
@@ -138,7 +139,7 @@ class RotaryPosition(TabledPosition):
 
 
 class PartialRotaryPosition(RotaryPosition):
-    """Only the first R coordinates of each head are turned; frequencies are those of width R.
+    """Only the first R coordinates of each head are turned, with the frequencies of width R.
 
     Source: GPT-J (Wang & Komatsuzaki 2021); GPT-NeoX (Black et al. 2022, arXiv:2204.06745).
     """
@@ -150,21 +151,21 @@ class PartialRotaryPosition(RotaryPosition):
         return self.first(super().within(documents))
 
     def first(self, turned: TokenPositions) -> TokenPositions:
-        """The same for the first coordinates alone."""
+        """Apply ``turned`` only to the first coordinates."""
         return FirstCoordinates(turned.mask, turned, self.width)
 
 
 def rotated_width(head_dim: int, fraction: float | None) -> int:
-    """R: the coordinates of a head of width ``head_dim`` that rope turns.
+    """R: the number of coordinates that rope turns in a head of width ``head_dim``.
 
     Raises:
-        SettingError: They cannot be paired.
+        SettingError: This number of coordinates cannot be divided into pairs.
     """
     width = head_dim if fraction is None else int(head_dim * fraction)
     require(
         fraction is None or (width >= 2 and width % 2 == 0),
         f"--model.decoder.position.rope_fraction {shown(fraction)} of heads of width {head_dim} "
-        f"turns {width} coordinates, which are no pairs: give a fraction such as "
+        f"turns {width} coordinates, which do not form pairs: give a fraction such as "
         f"{max(2, width + width % 2) / head_dim:g}",
     )
     return width

@@ -1,7 +1,7 @@
 """RoPE scaling: frequencies for texts longer than the training context.
 
-w width: the coordinates of a head that rope turns. Frequency i, of pair i < w/2, is the angle in
-radians by which the pair turns from a place to the next.
+w width: the number of coordinates that rope turns in a head. Frequency i, of pair i < w/2, is the
+angle in radians by which the pair turns from one position to the next.
 """
 
 import math
@@ -27,19 +27,20 @@ FLAG = "model.decoder.position.rope_scaling"
 
 @dataclass(frozen=True, kw_only=True)
 class RopeScalingConfig:
-    """How rope's frequencies change for texts longer than the model was trained on."""
+    """The scaling of rope's frequencies for texts longer than the training context."""
 
     kind: RopeScalingKind = "none"
-    """none, linear (all frequencies divided), ntk (a larger base), dynamic (a base that grows with
-    the text), yarn (slow frequencies divided, fast ones kept) or llama3 (so too, other bounds)."""
+    """none, linear (all frequencies are divided), ntk (a larger base), dynamic (a base that grows
+    with the text), yarn (slow frequencies are divided, fast ones are kept) or llama3 (like yarn,
+    with other bounds)."""
 
     factor: float | None = None
-    """How many times longer the texts may get; null means 8 for llama3 and 4 for the other kinds.
-    Above 1. Refused with none."""
+    """How many times longer than the training context a text may be: above 1; null means 8 for
+    llama3 and 4 for the other kinds. Refused with none."""
 
     original_context_length: int | None = None
-    """Tokens of the context that the model was first trained on; null means context_length. For
-    dynamic, yarn and llama3 only."""
+    """Number of tokens of the context that the model was first trained on; null means
+    context_length. For dynamic, yarn and llama3 only."""
 
     low_freq_factor: float | None = None
     """Frequencies with fewer turns than this in the original context are divided; null means 1.
@@ -58,8 +59,8 @@ class RopeScalingConfig:
     For yarn only."""
 
     attention_factor: float | None = None
-    """Factor on the rotated queries and on the rotated keys; null means 0.1 ln(factor) + 1. For
-    yarn only."""
+    """Factor that rotated queries and rotated keys are multiplied by; null means 0.1 ln(factor) +
+    1. For yarn only."""
 
     def __post_init__(self) -> None:
         require_choice(f"{FLAG}.kind", self.kind, RopeScalingKind)
@@ -73,8 +74,7 @@ class RopeScalingConfig:
                 require_whole(f"{FLAG}.{name}", value)
             elif value is not None:
                 require_positive(f"{FLAG}.{name}", value)
-        # dynamic's own grows with the text: with a factor of 1 it is the text's share of the
-        # original context.
+        # dynamic's factor grows with the text: a factor of 1 becomes text length / original length.
         least = "1 or more" if self.kind == "dynamic" else "a number above 1"
         require(
             self.factor is None or self.factor > 1 or (self.kind, self.factor) == ("dynamic", 1),
@@ -86,12 +86,12 @@ class RopeScalingConfig:
                 self.check_order(low, high)
 
     def check_order(self, low: str, high: str) -> None:
-        """Refuse two bounds, between which frequencies are blended, in the wrong order."""
+        """Refuse two bounds of a range of frequencies if they are in the wrong order."""
         below, above = self.value(low), self.value(high)
         require(
             below < above,
-            f"--{FLAG}.{low} {below:g} is not below --{FLAG}.{high} {above:g}, so nothing lies "
-            "between them: lower the one, or raise the other",
+            f"--{FLAG}.{low} {below:g} is not below --{FLAG}.{high} {above:g}, so there is nothing "
+            "between them: lower the first, or raise the second",
         )
 
     def value(self, name: str) -> float:
@@ -104,25 +104,26 @@ class RopeScaling:
     """Unscaled: pair i turns by theta^(-2i/w) a place. Su et al. 2021, arXiv:2104.09864."""
 
     settings: ClassVar[dict[str, float]] = {}
-    """The settings that the kind uses, and their defaults; nan where it follows from others."""
+    """The settings that the kind uses, with their defaults; nan if the default follows from
+    others."""
 
     amplitude = 1.0
-    """Factor on rotated queries and on rotated keys."""
+    """Factor that rotated queries and rotated keys are multiplied by."""
 
     def __init__(self, config: RopeScalingConfig, context_length: int) -> None:
         self.original = config.original_context_length or context_length
 
     def span(self, length: int) -> int:
-        """What the frequencies for a text of ``length`` tokens depend on."""
+        """The length that the frequencies for a text of ``length`` tokens depend on."""
         return self.original
 
     def frequencies(self, theta: float, width: int, span: int, device: torch.device) -> Tensor:
-        """float64 ``[w/2]``, in radians a place."""
+        """The frequencies, float64 ``[w/2]``, in radians per position."""
         return wave_frequencies(width, theta, device)
 
 
 class LinearScaling(RopeScaling):
-    """Every frequency divided by the factor: positions are interpolated.
+    """Every frequency is divided by the factor, so that positions are interpolated.
 
     Source: Chen et al. 2023, arXiv:2306.15595.
     """
@@ -145,7 +146,7 @@ class NtkScaling(LinearScaling):
     """
 
     def stretch(self, span: int) -> float:
-        """By how much the slowest frequency is divided."""
+        """The number that the slowest frequency is divided by."""
         return self.factor
 
     def frequencies(self, theta: float, width: int, span: int, device: torch.device) -> Tensor:
@@ -154,11 +155,11 @@ class NtkScaling(LinearScaling):
 
 
 class DynamicScaling(NtkScaling):
-    """As ntk, with factor · n/original - (factor - 1) for a text of n tokens; none up to original.
+    """As ntk, with factor · n/original - (factor - 1) for n tokens; unscaled up to the original
+    length.
 
-    All of a text's tokens are turned at its present length. A longer text therefore changes what
-    every layer made of the earlier tokens, not their keys alone.
-    Source: emozilla 2023; Peng et al. 2023, arXiv:2309.00071, section 3.3.
+    All tokens of a text are turned with the frequencies for its present length. A longer text
+    therefore changes what every layer computed from the earlier tokens, not only their keys.
     """
 
     settings: ClassVar[dict[str, float]] = {"factor": 4.0, "original_context_length": math.nan}
@@ -200,7 +201,7 @@ class YarnScaling(LinearScaling):
         low = max(math.floor(pair_that_turns(self.beta_fast)), 0)
         high = min(math.ceil(pair_that_turns(self.beta_slow)), width - 1)
         positions = torch.arange(width // 2, dtype=kept.dtype, device=device)
-        # The released code's way to keep a ramp that begins where it ends.
+        # The released code does this too, so that a ramp of length 0 still works.
         ramp = ((positions - low) / (high - low if high != low else 1e-3)).clamp(0, 1)
         return kept * (1 - ramp) + kept / self.factor * ramp
 
@@ -242,7 +243,9 @@ ROPE_SCALINGS: dict[RopeScalingKind, type[RopeScaling]] = {
 
 
 def build_rope_scaling(config: RopeScalingConfig, context_length: int) -> RopeScaling:
-    """The scaling that ``config`` describes, of a model that sees ``context_length`` tokens."""
+    """Build the scaling that ``config`` describes, for a model that sees ``context_length``
+    tokens.
+    """
     return ROPE_SCALINGS[config.kind](config, context_length)
 
 

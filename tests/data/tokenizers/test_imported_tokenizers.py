@@ -19,7 +19,8 @@ from llama_lab.data.tokenizers.imported import (
 )
 from llama_lab.data.tokenizers.kinds import Tokenizer, UnknownCharacters, tokenizer_from_state
 from llama_lab.errors import UserError
-from llama_lab.generation.generate import TextStream, prompt_ids
+from llama_lab.generation.prompts import prompt_ids
+from llama_lab.generation.text_stream import TextStream
 
 TEXT = "the cat sat on the mat, the  café 日本 😀\n" * 20
 any_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
