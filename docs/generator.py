@@ -520,6 +520,8 @@ def describe_names() -> set[str]:
     probe = {"causal", "max_difference"}
     assert command.build_parser("llama-lab describe") is not None
     found = {"fault", *probe}
+    at = AccountOptions(device_memory="1GiB", devices=2)
+    account |= command.devices_for(config, at)
     for name, value in account.items():
         split = isinstance(value, dict) and name != "decoder"
         found |= {f"{name}.{inner}" for inner in value} if split else {name}

@@ -45,10 +45,10 @@ COMMANDS: dict[str, Command] = {
     "ablate": Command("llama_lab.commands.ablate", "run a controlled study and report on it"),
     "runs": Command("llama_lab.commands.runs", "list the runs under logs/"),
     "import": Command("llama_lab.commands.importing", "make a checkpoint of a Hugging Face folder"),
+    "export": Command("llama_lab.commands.exporting", "write a checkpoint for Hugging Face"),
     "consolidate": Command(
         "llama_lab.commands.consolidating", "make a single file of a sharded checkpoint"
     ),
-    "export": Command("llama_lab.commands.exporting", "write a checkpoint for Hugging Face"),
 }
 
 OK, FAILED, USER_ERROR = 0, 1, 2

@@ -26,6 +26,7 @@ COMMANDS = (
     "import",
     "consolidate",
     "export",
+    "consolidate",
 )
 
 

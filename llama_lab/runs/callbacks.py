@@ -18,7 +18,7 @@ from llama_lab.inspect.accounting import flops_per_token
 from llama_lab.inspect.ceilings import product_dtype, run_ceiling
 from llama_lab.model.devices import answers_at_once
 from llama_lab.runs.events import RunEvents
-from llama_lab.training.compiling import Work, decide_compilation
+from llama_lab.training.compiling import Work, decide_compilation, not_compiled
 from llama_lab.training.module import LanguageModel, language_model
 from llama_lab.training.steps import finished_step, logged_step
 
@@ -69,6 +69,9 @@ class BlockCompiler(Callback):
                 apart = torch.zeros_like(tokens) if data.config.document_mask else None
                 return loss(tokens, targets, apart)
 
+        if module.sharding is not None:
+            module.compilation = not_compiled(module.compile_setting)
+            return
         module.compilation = decide_compilation(
             module.compile_setting, module.network, work, training=training, score=score
         )

@@ -133,6 +133,20 @@ def decide_compilation(
     return Compilation(False, fault)
 
 
+def not_compiled(setting: CompileSetting) -> Compilation:
+    """Leave a decoder whose weights are divided between processes as it is.
+
+    Raises:
+        UserError: The setting is true or whole.
+    """
+    if setting not in ("auto", False):
+        raise UserError(
+            f"--model.compile {str(setting).lower()} with --trainer.strategy fsdp: blocks that "
+            "gather their weights run as they are; set it to auto or false"
+        )
+    return Compilation(False, "weights are divided between processes")
+
+
 def unrewarding(config: DecoderConfig, work: Work) -> str | None:
     """Why compiling would cost more time than it saves, if so; from the settings alone.
 

@@ -38,8 +38,8 @@ def start(decoder: Decoder) -> None:
         put(parameter, whole(parameter.detach()) + noise)
 
 
-def batch(step: int) -> Tensor:
-    generator = torch.Generator().manual_seed(step)
+def batch(step: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(1000 * seed + step)
     return torch.randint(VOCABULARY, (SEQUENCES, CONTEXT + 1), generator=generator)
 
 
@@ -54,7 +54,7 @@ def train(decoder: Decoder, work: dict[str, Any], mesh: DeviceMesh | None) -> li
     seen: list[float] = []
     for step in range(work["steps"]):
         total = torch.zeros(())
-        parts = batch(step).chunk(accumulation)
+        parts = batch(step, work.get("seed", 0)).chunk(accumulation)
         for i, part in enumerate(parts):
             rows = part
             if mesh is not None:
@@ -86,12 +86,13 @@ def compared(work: dict[str, Any], mesh: DeviceMesh) -> dict[str, float]:
     initial = difference(alone, together)
     one, two = (train(d, work, m) for d, m in ((alone, None), (together, mesh)))
     held = sum(p.to_local().numel() for p in together.parameters())
-    moved = min(float((p - begin[n]).abs().max()) for n, p in alone.named_parameters())
+    moved = [float((p - begin[n]).abs().max()) for n, p in alone.named_parameters()]
     return {
         "initial": initial,
         "seen": max(abs(a - b) for a, b in zip(one, two, strict=True)),
         "weights": difference(alone, together),
-        "moved": moved,
+        "moved": max(moved),
+        "least_moved": min(moved),
         "held": held,
         "all": sum(p.numel() for p in alone.parameters()),
     }

@@ -98,12 +98,15 @@ def every_pair() -> list[dict[str, Any]]:
     return chosen
 
 
+def is_alike(found: dict[str, float]) -> bool:
+    assert found["initial"] == 0, found
+    assert found["moved"] > 100 * ALIKE, found
+    return found["seen"] < ALIKE and found["weights"] < ALIKE
+
+
 def check(results: list[dict[str, float]]) -> None:
     for i, found in enumerate(results):
-        assert found["initial"] == 0, i
-        assert found["seen"] < ALIKE, (i, found)
-        assert found["weights"] < ALIKE, (i, found)
-        assert found["moved"] > 10 * ALIKE, (i, found)
+        assert is_alike(found), (i, found)
 
 
 # What each process handles for itself: heads' norms, sinks, alibi's slopes, a learned beta.
@@ -139,6 +142,7 @@ def test_two_by_two_processes_train_as_one_does(tmp_path: Path) -> None:
         work = Work(config, "32-true", StateSizes(2, 2), 1, CONTEXT)
         counted = memory_of(work, Division("fsdp", 4, 2))
         assert counted.weights == 4 * found["held"]
+        assert found["least_moved"] > 10 * ALIKE
         assert found["held"] < 0.35 * found["all"]
 
 
@@ -161,8 +165,21 @@ def test_optimisers_accumulation_recomputation_and_documents_are_alike(
     check(together(tmp_path, works, n_data, n_tensor))
 
 
+# Their gradient jumps where a unit's input is 0: rounding may put one on the other side.
+JUMPS = ("relu", "reglu")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("n_data", "n_tensor"), [(2, 1), (2, 2)])
 def test_every_pair_of_switches_is_alike(tmp_path: Path, n_data: int, n_tensor: int) -> None:
-    works = [{"steps": 20, "decoder": each} for each in every_pair()]
-    check(together(tmp_path, works, n_data, n_tensor))
+    works: list[dict[str, Any]] = [{"steps": 20, "decoder": each} for each in every_pair()]
+    results = together(tmp_path, works, n_data, n_tensor)
+    again = [w for w, found in zip(works, results, strict=True) if not is_alike(found)]
+    assert all(work["decoder"]["feed_forward"]["kind"] in JUMPS for work in again), again
+    # What is wrong, and not rounding, is wrong on any text.
+    for seed in (1, 2):
+        if again:
+            retried = [{**work, "seed": seed} for work in again]
+            results = together(tmp_path, retried, n_data, n_tensor)
+            again = [w for w, found in zip(again, results, strict=True) if not is_alike(found)]
+    assert not again
