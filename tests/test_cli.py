@@ -26,7 +26,6 @@ COMMANDS = (
     "import",
     "consolidate",
     "export",
-    "consolidate",
 )
 
 

@@ -44,6 +44,7 @@ ORDER_IN_DATA = [
     {"batches", "config", "reading_progress"},
 ]
 LIGHTNING = {
+    "prediction",
     "training",
     "runs",
     "studies",
