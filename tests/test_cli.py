@@ -24,8 +24,8 @@ COMMANDS = (
     "ablate",
     "runs",
     "import",
-    "consolidate",
     "export",
+    "consolidate",
 )
 
 
